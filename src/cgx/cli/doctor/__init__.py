@@ -1,0 +1,1 @@
+"""`cgx doctor`: what this machine offers cgx, and whether cgx computes rightly on it."""

@@ -1,0 +1,170 @@
+"""Cuts a flat buffer in pieces, and each piece in the chunks that ranks own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cgx.compressors.base import Compressor
+from cgx.compressors.registry import compressor_for
+from cgx.core.segments import (
+    BUFFER,
+    NUMEL,
+    PARAMETER,
+    START,
+    STATE,
+    WIRE,
+    Segment,
+    SegmentTable,
+)
+from cgx.core.spec import ITEMSIZE, Dtype, PhaseSpecs
+from cgx.core.wire import HEAD_NBYTES
+
+_NO_STATE = 0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows of one chunk that share their specs.
+
+    Args:
+        scatter: Compressor of phase one, and ``table`` its rows.
+        gather: Compressor of phase two, and ``table_out`` the same rows with their phase-two offsets.
+    """
+
+    scatter: Compressor
+    gather: Compressor
+    table: SegmentTable
+    table_out: SegmentTable
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one rank owns of a piece; both payload sizes include the head (zero when the chunk is empty)."""
+
+    owner: int
+    groups: tuple[Group, ...]
+    scatter_nbytes: int
+    gather_nbytes: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a reduction that moves through the pipeline as one; ``chunks[r]`` belongs to rank ``r``."""
+
+    index: int
+    chunks: tuple[Chunk, ...]
+    has_fixed_size: bool
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A flat buffer of whole parameters, cut in pieces.
+
+    Args:
+        segments: The parameters in buffer order.
+        offsets: First element of each segment in the buffer.
+        pieces: In the order they are sent.
+        dtype: Dtype of all elements.
+    """
+
+    segments: tuple[Segment, ...]
+    offsets: NDArray[np.int64]
+    pieces: tuple[Piece, ...]
+    dtype: Dtype
+
+
+def _rows(
+    segments: Sequence[Segment], states: Sequence[int | None], world_size: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """All stripes in buffer order: table rows (without wire offsets), owners, and segment offsets."""
+    rows, owners, offsets, buffer = [], [], [], 0
+    for index, segment in enumerate(segments):
+        stripe = segment.stripe_numel
+        start = np.arange(0, segment.numel, stripe, dtype=np.int64)
+        part = np.zeros((len(start), 6), np.int64)
+        part[:, PARAMETER] = index
+        part[:, START] = start
+        part[:, NUMEL] = np.minimum(stripe, segment.numel - start)
+        part[:, BUFFER] = buffer + start
+        state = states[index]
+        part[:, STATE] = _NO_STATE if state is None else state + start
+        rows.append(part)
+        owners.append(segment.owners(world_size))
+        offsets.append(buffer)
+        buffer += segment.numel
+    return np.concatenate(rows), np.concatenate(owners), np.array(offsets, np.int64)
+
+
+def _table(rows: NDArray[np.int64], compressor: Compressor, dtype: Dtype) -> SegmentTable:
+    """Rows with the wire offsets of ``compressor``, from zero."""
+    placed, at = rows.copy(), 0
+    sizes: dict[int, int] = {}
+    for row in placed:
+        numel = int(row[NUMEL])
+        if numel not in sizes:
+            sizes[numel] = compressor.row_nbytes(numel, dtype)
+        row[WIRE] = at
+        at += sizes[numel]
+    return SegmentTable(placed, at, dtype)
+
+
+def _chunk(owner: int, rows: NDArray[np.int64], segments: Sequence[Segment], dtype: Dtype) -> Chunk:
+    by_specs: dict[PhaseSpecs, list[int]] = {}
+    for i, parameter in enumerate(rows[:, PARAMETER].tolist()):
+        by_specs.setdefault(segments[parameter].specs, []).append(i)
+    groups = []
+    for specs, chosen in by_specs.items():
+        scatter, gather = compressor_for(specs.scatter), compressor_for(specs.gather)
+        part = np.ascontiguousarray(rows[chosen])
+        groups.append(Group(scatter, gather, _table(part, scatter, dtype), _table(part, gather, dtype)))
+    if not groups:
+        return Chunk(owner, (), 0, 0)
+    return Chunk(
+        owner,
+        tuple(groups),
+        HEAD_NBYTES + sum(group.table.wire_nbytes for group in groups),
+        HEAD_NBYTES + sum(group.table_out.wire_nbytes for group in groups),
+    )
+
+
+def cut(
+    segments: Sequence[Segment],
+    world_size: int,
+    *,
+    piece_nbytes: int,
+    states: Sequence[int | None] | None = None,
+) -> Layout:
+    """Cuts the concatenation of ``segments`` in pieces of about ``piece_nbytes`` raw bytes.
+
+    Args:
+        segments: All of one dtype, at least one.
+        world_size: Ranks that share the work.
+        piece_nbytes: Raw bytes of a piece; smaller pieces overlap better and cost more calls.
+        states: First element of each segment in the residual arena (None: it keeps no residual).
+    """
+    dtype = segments[0].dtype
+    rows, owners, offsets = _rows(segments, states or [None] * len(segments), world_size)
+    raw_ends = np.cumsum(rows[:, NUMEL]) * ITEMSIZE[dtype]
+    count = max(1, round(int(raw_ends[-1]) / piece_nbytes)) if len(rows) else 0
+    piece_of = np.minimum((raw_ends - 1) * count // max(1, raw_ends[-1] if len(rows) else 1), count - 1)
+    pieces = []
+    for index in range(count):
+        inside = piece_of == index
+        chunks = tuple(_chunk(owner, rows[inside & (owners == owner)], segments, dtype) for owner in range(world_size))
+        fixed = all(
+            codec.guarantees.fixed_size
+            for chunk in chunks
+            for group in chunk.groups
+            for codec in (group.scatter, group.gather)
+        )
+        pieces.append(Piece(index, chunks, fixed))
+    return Layout(tuple(segments), offsets, tuple(pieces), dtype)

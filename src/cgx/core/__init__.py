@@ -1,0 +1,1 @@
+"""Data every layer shares: specs, segment tables, plans, keys and the payload head (standard library and NumPy)."""

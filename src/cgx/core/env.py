@@ -1,0 +1,27 @@
+"""The environment variables cgx reads; no other module looks at the environment."""
+
+from __future__ import annotations
+
+import os
+
+from cgx.errors import SpecError
+
+
+def codec_threads() -> int:
+    """Threads a codec call may use: ``CGX_THREADS``, else this process's share of the cores, at most four.
+
+    More than four threads saturate the memory of ordinary machines and starve the model's own threads.
+    """
+    asked = os.environ.get("CGX_THREADS")
+    if asked is not None:
+        if not asked.isdecimal() or int(asked) < 1:
+            raise SpecError(f"CGX_THREADS must be a positive whole number, found {asked!r}")
+        return int(asked)
+    local = os.environ.get("LOCAL_WORLD_SIZE", "1")  # set by torchrun
+    processes = int(local) if local.isdecimal() and int(local) > 0 else 1
+    return max(1, min(4, len(os.sched_getaffinity(0)) // processes))
+
+
+def gloo_interface() -> str | None:
+    """Network interface the user chose for Gloo, if any."""
+    return os.environ.get("GLOO_SOCKET_IFNAME")

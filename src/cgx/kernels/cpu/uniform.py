@@ -1,0 +1,392 @@
+"""Numba kernels of the uniform quantizer; ``kernels/reference.py`` defines every byte they write.
+
+A row is a run of blocks of one parameter. Its payload is a ``(low, step)`` pair per block, then the codes, packed in
+tiles of 32 elements. A kernel walks rows ``[first, stop)`` of a segment table, so that threads can share one call.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
+from __future__ import annotations
+
+import numpy as np
+
+from cgx.kernels.cpu import simd as v
+from cgx.kernels.cpu.floats import ABS_MASK, F32, I32, INF_BITS, inlined, jit, load, store
+from cgx.kernels.cpu.runs import add_run, keep_residual, load_run, store_run
+from cgx.kernels.cpu.tiles import TILE, dither, pack, unpack
+
+BITS, BLOCK, ROUNDING, WIDE = range(4)  # layout of a spec as a tuple of integers
+NEAREST, STOCHASTIC, DITHERED = range(3)
+PARAMETER, START, NUMEL, BUFFER, STATE, WIRE = range(6)  # columns of core.segments.SegmentTable
+
+_MINUS_INF_KEY = I32(-0x7F800001)
+_MIN_STEP = F32(2.0**-110)
+_HALF_CODE = I32(32768)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_UPPER = I32(-65536)
+# Typed, because Numba compiles a function anew for every literal argument.
+_ZERO, _TILE, _NO = np.int64(0), np.int64(TILE), np.bool_(False)
+
+
+@jit
+def payload_key(key, stream):
+    """``core.random.payload_keys`` for one parameter, split in two words."""
+    z = key + np.uint64(stream + 1) * _GOLDEN
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = z ^ (z >> np.uint64(31))
+    return I32(np.uint32(z & np.uint64(0xFFFFFFFF))), I32(np.uint32(z >> np.uint64(32)))
+
+
+@inlined
+def _range_keys(block, offset, n):
+    """Smallest and largest element as order-preserving integers: exact for -0.0, and NaN sorts outside infinity."""
+    low, high = v.splat_i32(ABS_MASK), v.splat_i32(-ABS_MASK)
+    for i in range(0, n, 8):
+        bits = v.bits_of(load(block, offset + i))
+        key = bits ^ ((bits >> v.splat_i32(I32(31))) & v.splat_i32(ABS_MASK))
+        low, high = v.min_i32(low, key), v.max_i32(high, key)
+    return v.lowest(low), v.highest(high)
+
+
+@inlined
+def _value_of(key):
+    """The float behind an order-preserving integer; -0.0 becomes 0.0."""
+    return v.scalar_from_bits(I32(key ^ ((key >> I32(31)) & ABS_MASK))) + F32(0)
+
+
+@jit
+def _scale(low_key, high_key, top, wide):
+    """``(low, step)`` as the wire holds them, rounded outward; (nan, nan) poisons the block."""
+    nan = F32(np.nan)
+    if low_key <= _MINUS_INF_KEY or high_key >= INF_BITS:
+        return nan, nan
+    low, high = _value_of(low_key), _value_of(high_key)
+    if not wide:
+        bits = v.bits_of_scalar(low)
+        below = I32(bits >> I32(31)) & I32(0xFFFF)  # negative: away from zero is down
+        low = v.scalar_from_bits(I32(I32(bits + below) & _UPPER))
+    width = high - low
+    if width == F32(0):
+        return low, F32(0)
+    step = width / top
+    # No branches below: whether a quotient was rounded down is a coin toss that no predictor wins.
+    bits = I32(v.bits_of_scalar(step) + I32(step * top < width))
+    bits = max(bits, v.bits_of_scalar(_MIN_STEP))
+    if not wide:
+        bits = I32(I32(bits + I32(0xFFFF)) & _UPPER)
+    if bits >= INF_BITS or (v.bits_of_scalar(low) & ABS_MASK) >= INF_BITS:
+        return nan, nan
+    return low, v.scalar_from_bits(bits)
+
+
+@inlined
+def _put_scale(wire, at, low, step, wide):
+    # A NaN is written as one canonical pattern, whatever the processor made of it.
+    low_bits, step_bits = v.bits_of_scalar(low), v.bits_of_scalar(step)
+    if step != step:
+        low_bits, step_bits = I32(0x7FC00000), I32(0x7FC00000)
+    if wide:
+        v.put_word(wire, at, low_bits)
+        v.put_word(wire, at + 4, step_bits)
+    else:
+        v.put_half_word(wire, at, I32(low_bits >> I32(16)))
+        v.put_half_word(wire, at + 2, I32(step_bits >> I32(16)))
+
+
+@inlined
+def _get_scale(wire, at, wide):
+    if wide:
+        return v.scalar_from_bits(v.word_at(wire, at)), v.scalar_from_bits(v.word_at(wire, at + 4))
+    return (
+        v.scalar_from_bits(I32(v.half_word_at(wire, at) << I32(16))),
+        v.scalar_from_bits(I32(v.half_word_at(wire, at + 2) << I32(16))),
+    )
+
+
+@inlined
+def _code(block, offset, low, inverse, top, noise):
+    fixed = v.to_i32(v.min_f32((load(block, offset) - low) * inverse, top))
+    return (fixed + noise) >> v.splat_i32(I32(16))
+
+
+@inlined
+def _value(code, noise, low, step16):
+    return low + v.to_f32((code << v.splat_i32(I32(16))) - noise) * step16
+
+
+@inlined
+def _encode_tile(block, at, low, inverse, top, noise, bits, wire, codes_at):
+    n0, n1, n2, n3 = noise
+    q0 = _code(block, at, low, inverse, top, n0)
+    q1 = _code(block, at + 8, low, inverse, top, n1)
+    q2 = _code(block, at + 16, low, inverse, top, n2)
+    q3 = _code(block, at + 24, low, inverse, top, n3)
+    pack(q0, q1, q2, q3, bits, wire, codes_at)
+    return q0, q1, q2, q3
+
+
+@inlined
+def _put_values(codes, noise, low, step16, out, at):
+    q0, q1, q2, q3 = codes
+    n0, n1, n2, n3 = noise
+    store(out, at, _value(q0, n0, low, step16))
+    store(out, at + 8, _value(q1, n1, low, step16))
+    store(out, at + 16, _value(q2, n2, low, step16))
+    store(out, at + 24, _value(q3, n3, low, step16))
+
+
+@inlined
+def _add_values(codes, noise, low, step16, out, at):
+    q0, q1, q2, q3 = codes
+    n0, n1, n2, n3 = noise
+    store(out, at, load(out, at) + _value(q0, n0, low, step16))
+    store(out, at + 8, load(out, at + 8) + _value(q1, n1, low, step16))
+    store(out, at + 16, load(out, at + 16) + _value(q2, n2, low, step16))
+    store(out, at + 24, load(out, at + 24) + _value(q3, n3, low, step16))
+
+
+@inlined
+def _centred(noise):
+    """What the receiver of a dithered code subtracts: the dither about its mean."""
+    n0, n1, n2, n3 = noise
+    half = v.splat_i32(_HALF_CODE)
+    return n0 - half, n1 - half, n2 - half, n3 - half
+
+
+@inlined
+def _all(lanes):
+    return lanes, lanes, lanes, lanes
+
+
+@inlined
+def _pair_nbytes(spec):
+    return 8 if spec[WIDE] else 4
+
+
+@inlined
+def _codes_at(row, n, spec):
+    """Byte at which the codes of a row of ``n`` elements start."""
+    return row + (n + spec[BLOCK] - 1) // spec[BLOCK] * _pair_nbytes(spec)
+
+
+@jit
+def _encode_run(block, offset, n, tile, spec, k0, k1, wire, scale_at, codes_at, keep, decoded, kept,
+                soon, soon_at):  # fmt: skip
+    """Encodes whole tiles, any padding equal to its block's first element; decoded values go to ``decoded[kept:]``."""
+    bits, size, rounding, wide = spec[BITS], spec[BLOCK], spec[ROUNDING], spec[WIDE]
+    top = F32((1 << bits) - 1)
+    tops = v.splat_f32(top * F32(65536))
+    half, zero = _all(v.splat_i32(_HALF_CODE)), _all(v.splat_i32(I32(0)))
+    key0, key1 = v.splat_i32(k0), v.splat_i32(k1)
+    # All scales first: their long chains of dependent instructions then overlap from block to block.
+    put_at = scale_at
+    for b in range(0, n, size):
+        low_key, high_key = _range_keys(block, offset + b, min(size, n - b))
+        low, step = _scale(low_key, high_key, top, wide)
+        _put_scale(wire, put_at, low, step, wide)
+        put_at += _pair_nbytes(spec)
+    for b in range(0, n, size):
+        m = min(size, n - b)
+        low, step = _get_scale(wire, scale_at, wide)
+        scale_at += _pair_nbytes(spec)
+        at, tiles = offset + b, m // TILE
+        if not step > F32(0):
+            for i in range(tiles * 4 * bits):
+                wire[codes_at + i] = 0
+            if keep:
+                fill = v.splat_f32(low if step == F32(0) else F32(np.nan))
+                for i in range(kept + b, kept + b + m, 8):
+                    store(decoded, i, fill)
+            codes_at += tiles * 4 * bits
+            tile += tiles
+            continue
+        lows, steps = v.splat_f32(low), v.splat_f32(step * F32(2.0**-16))
+        inverse = v.splat_f32(F32(65536) / step)
+        if rounding == NEAREST:
+            for t in range(tiles):
+                o = t * TILE
+                v.prefetch(soon, soon_at + b + o)
+                v.prefetch(soon, soon_at + b + o + 16)
+                q = _encode_tile(block, at + o, lows, inverse, tops, half, bits, wire, codes_at + t * 4 * bits)
+                if keep:
+                    _put_values(q, zero, lows, steps, decoded, kept + b + o)
+        else:
+            for t in range(tiles):
+                o = t * TILE
+                v.prefetch(soon, soon_at + b + o)
+                v.prefetch(soon, soon_at + b + o + 16)
+                noise = dither(tile + t, key0, key1)
+                q = _encode_tile(block, at + o, lows, inverse, tops, noise, bits, wire, codes_at + t * 4 * bits)
+                if keep:
+                    if rounding == DITHERED:
+                        _put_values(q, _centred(noise), lows, steps, decoded, kept + b + o)
+                    else:
+                        _put_values(q, zero, lows, steps, decoded, kept + b + o)
+        codes_at += tiles * 4 * bits
+        tile += tiles
+
+
+@jit
+def _decode_run(wire, scale_at, codes_at, n, tile, spec, k0, k1, out, offset, add):
+    """Decodes whole tiles into ``out[offset:]``, replacing or adding."""
+    bits, size, rounding = spec[BITS], spec[BLOCK], spec[ROUNDING]
+    key0, key1 = v.splat_i32(k0), v.splat_i32(k1)
+    zero = _all(v.splat_i32(I32(0)))
+    for b in range(0, n, size):
+        m = min(size, n - b)
+        low, step = _get_scale(wire, scale_at, spec[WIDE])
+        scale_at += _pair_nbytes(spec)
+        at, tiles = offset + b, m // TILE
+        if not step > F32(0):
+            fill = v.splat_f32(low if step == F32(0) else F32(np.nan))
+            for i in range(at, at + m, 8):
+                store(out, i, load(out, i) + fill if add else fill)
+            codes_at += tiles * 4 * bits
+            tile += tiles
+            continue
+        lows, steps = v.splat_f32(low), v.splat_f32(step * F32(2.0**-16))
+        if rounding == DITHERED:
+            for t in range(tiles):
+                codes = unpack(wire, codes_at + t * 4 * bits, bits)
+                gap = _centred(dither(tile + t, key0, key1))
+                if add:
+                    _add_values(codes, gap, lows, steps, out, at + t * TILE)
+                else:
+                    _put_values(codes, gap, lows, steps, out, at + t * TILE)
+        else:
+            for t in range(tiles):
+                codes = unpack(wire, codes_at + t * 4 * bits, bits)
+                if add:
+                    _add_values(codes, zero, lows, steps, out, at + t * TILE)
+                else:
+                    _put_values(codes, zero, lows, steps, out, at + t * TILE)
+        codes_at += tiles * 4 * bits
+        tile += tiles
+
+
+@inlined
+def _tiles(n):
+    return (n + 31) >> 5
+
+
+@jit
+def _pad_row(wire, row, n, spec):
+    """Zeroes the bytes between the codes and the next multiple of eight."""
+    used = _codes_at(_ZERO, n, spec) + _tiles(n) * 4 * spec[BITS]
+    for i in range(used, (used + 7) & -8):
+        wire[row + i] = 0
+
+
+@jit
+def pad_run(block, n, size):
+    """Fills the last tile of ``block[:n]`` with the first element of its block."""
+    for i in range(n, _tiles(n) * TILE):
+        block[i] = block[n // size * size]
+
+
+@jit
+def compress(
+    x, wire, rows, keys, stream, spec, scale, residual, keep, scratch, spare, first, stop
+):  # fmt: skip
+    """Writes the payload rows of ``x * scale + residual`` and, to ``keep`` it, the new residual."""
+    size, room = spec[BLOCK], len(scratch) >> 1
+    direct = scale == F32(1) and not keep
+    block, raw = v.pointer(scratch), v.pointer(spare)
+    source, payload, owed = v.pointer(x), v.pointer(wire), v.pointer(residual)
+    for r in range(first, stop):
+        n, tile = rows[r, NUMEL], rows[r, START] >> 5
+        buffer, state, row = rows[r, BUFFER], rows[r, STATE], rows[r, WIRE]
+        soon = rows[min(r + 1, stop - 1), BUFFER]
+        k0, k1 = payload_key(keys[rows[r, PARAMETER]], stream)
+        codes_at = _codes_at(row, n, spec)
+        whole = n // size * size if direct else _ZERO
+        _encode_run(
+            source, buffer, whole, tile, spec, k0, k1, payload, row, codes_at, keep, block, _ZERO,
+            source, soon,
+        )  # fmt: skip
+        rest = n - whole
+        if rest > 0:
+            load_run(source, buffer + whole, rest, scale, owed, state, keep, block, raw)
+            pad_run(block, rest, size)
+            _encode_run(
+                block, _ZERO, _tiles(rest) << 5, tile + (whole >> 5), spec, k0, k1, payload,
+                row + whole // size * _pair_nbytes(spec),
+                codes_at + (whole >> 5) * 4 * spec[BITS], keep, block, room, source, soon,
+            )  # fmt: skip
+            if keep:
+                keep_residual(block, room, rest, owed, state)
+        _pad_row(payload, row, n, spec)
+
+
+@jit
+def decompress(wire, out, rows, keys, stream, spec, add, spare, first, stop):
+    """Reads payload rows into ``out``, replacing or adding."""
+    size = spec[BLOCK]
+    payload, target, raw = v.pointer(wire), v.pointer(out), v.pointer(spare)
+    for r in range(first, stop):
+        n, tile, at, row = rows[r, NUMEL], rows[r, START] >> 5, rows[r, BUFFER], rows[r, WIRE]
+        k0, k1 = payload_key(keys[rows[r, PARAMETER]], stream)
+        codes_at = _codes_at(row, n, spec)
+        whole = n & -TILE
+        _decode_run(payload, row, codes_at, whole, tile, spec, k0, k1, target, at, add)
+        if whole < n:
+            for i in range(n - whole):
+                raw[i] = target[at + whole + i]
+            _decode_run(
+                payload, row + whole // size * _pair_nbytes(spec),
+                codes_at + (whole >> 5) * 4 * spec[BITS], _TILE, tile + (whole >> 5), spec, k0, k1,
+                raw, _ZERO, add,
+            )  # fmt: skip
+            for i in range(n - whole):
+                target[at + whole + i] = raw[i]
+
+
+@jit
+def reduce(
+    wires, starts, own, wire_out, rows, wire_rows_out, keys, senders, stream_out, spec, spec_out,
+    own_rank, scale, encode, scratch, spare, first, stop,
+):  # fmt: skip
+    """Sums the rows of every rank in rank order in fp32, scales, encodes, and leaves the decoded value in ``own``."""
+    size = spec_out[BLOCK]
+    total, raw, mine = v.pointer(scratch), v.pointer(spare), v.pointer(own)
+    received, payload = v.pointer(wires), v.pointer(wire_out)
+    factor = v.splat_f32(scale)
+    for r in range(first, stop):
+        n, tile, at, row = rows[r, NUMEL], rows[r, START] >> 5, rows[r, BUFFER], rows[r, WIRE]
+        soon = rows[min(r + 1, stop - 1), BUFFER]
+        key, padded = keys[rows[r, PARAMETER]], _tiles(n) << 5
+        for s in range(len(starts)):
+            if s == own_rank:
+                if s == 0:
+                    load_run(mine, at, n, F32(1), total, _ZERO, _NO, total, raw)
+                else:
+                    add_run(mine, at, n, total, raw)
+            else:
+                k0, k1 = payload_key(key, senders[s])
+                base = starts[s] + row
+                _decode_run(
+                    received, base, _codes_at(base, n, spec), padded, tile, spec, k0, k1, total,
+                    _ZERO, s > 0,
+                )  # fmt: skip
+        if scale != F32(1):
+            for i in range(0, padded, 8):
+                v.store_f32(total, i, v.load_f32(total, i) * factor)
+        if not encode:
+            store_run(total, _ZERO, n, mine, at, raw)
+            continue
+        out = wire_rows_out[r]
+        k0, k1 = payload_key(key, stream_out)
+        whole, codes_at = n // size * size, _codes_at(out, n, spec_out)
+        _encode_run(
+            total, _ZERO, whole, tile, spec_out, k0, k1, payload, out, codes_at, encode, mine, at,
+            mine, soon,
+        )  # fmt: skip
+        if whole < n:
+            pad_run(total, n, size)
+            _encode_run(
+                total, whole, padded - whole, tile + (whole >> 5), spec_out, k0, k1, payload,
+                out + whole // size * _pair_nbytes(spec_out),
+                codes_at + (whole >> 5) * 4 * spec_out[BITS], encode, total, whole, mine, soon,
+            )  # fmt: skip
+            store_run(total, whole, n, mine, at, raw)
+        _pad_row(payload, out, n, spec_out)

@@ -1,0 +1,1 @@
+"""The PyTorch side: sessions and the doors that lead to them."""

@@ -1,0 +1,279 @@
+"""A session: private lanes, one pipeline and the per-parameter state behind every door."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from cgx.collectives.agreement import agree
+from cgx.collectives.base import BufferPool, Op, Reduction, Stages, stages_of
+from cgx.collectives.exact import exact_all_reduce
+from cgx.collectives.layout import Layout, cut
+from cgx.collectives.pipeline import Job, Pipeline
+from cgx.collectives.scatter_reduce import ScatterReduce
+from cgx.core.plan import Parameter, Plan, fingerprint, make_plan
+from cgx.core.random import name_hash, parameter_keys
+from cgx.core.segments import Segment
+from cgx.core.spec import EXACT, PhaseSpecs
+from cgx.errors import SpecError
+from cgx.telemetry.summary import Report, count_specs
+from cgx.torch.compat import DTYPES, new_lane, timeout_of, to_array
+from cgx.transports.base import Transport
+from cgx.transports.process_group import ProcessGroupTransport
+from cgx.transports.throttled import ModelledLink, ThrottledTransport
+
+PIECE_NBYTES = 2 << 20  # raw bytes; chosen by `cgx bench allreduce` (docs/adr/0004)
+_GRACE_SECONDS = 5.0
+
+
+@final
+class Pending:
+    """A reduction under way."""
+
+    def __init__(self, tensor: torch.Tensor, on_done: Callable[[], None] | None) -> None:
+        self.tensor = tensor
+        self.error: BaseException | None = None
+        self._on_done = on_done
+        self._finished = threading.Event()
+
+    def finish(self, error: BaseException | None) -> None:
+        """Called by the pipeline, once."""
+        self.error = error
+        self._finished.set()
+        if self._on_done is not None:
+            self._on_done()
+
+    def wait(self) -> None:
+        """Blocks until the result is in the tensor; raises what the pipeline raised."""
+        self._finished.wait()
+        if self.error is not None:
+            raise self.error
+
+
+@final
+class Session:
+    """Reduces tensors of one group of ranks, over connections of its own.
+
+    Making a session is collective: it opens two lanes and compares the plan.
+
+    Args:
+        group: The ranks; the session issues nothing on it.
+        parameters: Everything it may be asked to reduce, in an order equal on all ranks.
+        specs: Specs by parameter name.
+        seed: Seed of random bits.
+        has_error_feedback: Keep what phase one loses and add it next time (one fp32 copy of the compressed
+            parameters).
+        throttle_bit_s: Rate of a modelled link, or None.
+        piece_nbytes: Raw bytes of a piece.
+
+    Raises:
+        PlanMismatchError: Ranks differ in anything that decides bytes.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        parameters: Sequence[Parameter],
+        specs: Mapping[str, PhaseSpecs],
+        *,
+        seed: int = 0,
+        has_error_feedback: bool = False,
+        throttle_bit_s: float | None = None,
+        piece_nbytes: int = PIECE_NBYTES,
+    ) -> None:
+        link = None if throttle_bit_s is None else ModelledLink(throttle_bit_s)
+        self.timeout_seconds = timeout_of(group).total_seconds()
+        self.scatter_lane, self.gather_lane = (self._open_lane(group, link) for _ in range(2))
+        self.seed, self.throttle_bit_s = seed, throttle_bit_s
+        self._piece_nbytes = piece_nbytes
+        self._settings = {
+            "world size": self.scatter_lane.world_size,
+            "algorithm": "scatter_reduce",
+            "lanes": 2,
+            "piece bytes": piece_nbytes,
+            "seed": seed,
+            "error feedback": has_error_feedback,
+        }
+        self.plan = make_plan(specs, parameters, self._settings)
+        agree(self.plan.lines, self.scatter_lane, about="the plan")
+        self._index = {parameter.name: i for i, parameter in enumerate(parameters)}
+        self.shapes = {parameter.name: parameter.shape for parameter in parameters}
+        self._hashes = np.array([name_hash(p.name) for p in parameters], np.uint64)
+        self.reduction_index = np.zeros(len(parameters), np.uint64)
+        self.state_offsets: dict[str, int] = {}
+        self.residual = self._make_residual(parameters) if has_error_feedback else None
+        self._reducer, self._pool = ScatterReduce(), BufferPool()
+        self._pipeline = Pipeline(f"cgx-session-{id(self):x}")
+        self._layouts: dict[tuple[object, ...], tuple[Layout, np.ndarray[Any, Any], int]] = {}
+        self._reductions = self._raw_nbytes = 0
+        self.wait_seconds = 0.0
+
+    def _open_lane(self, group: dist.ProcessGroup, link: ModelledLink | None) -> Transport:
+        lane = ProcessGroupTransport(new_lane(group), timeout_seconds=self.timeout_seconds)
+        return lane if link is None else ThrottledTransport(lane, link)
+
+    def _make_residual(self, parameters: Sequence[Parameter]) -> np.ndarray[Any, Any]:
+        at = 0
+        for parameter in parameters:
+            if self.plan.specs[parameter.name] != EXACT:
+                self.state_offsets[parameter.name] = at
+                at += int(np.prod(parameter.shape))
+        return np.zeros(at, np.float32)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks."""
+        return self.scatter_lane.world_size
+
+    def reduce_flat(
+        self,
+        flat: torch.Tensor,
+        names: Sequence[str],
+        shapes: Sequence[tuple[int, ...]],
+        op: Op,
+        *,
+        label: str,
+        owners: Sequence[int] | None = None,
+        on_done: Callable[[], None] | None = None,
+    ) -> Pending:
+        """Queues the in-place reduction of a flat tensor that concatenates whole parameters.
+
+        Args:
+            flat: Contiguous CPU tensor, or any tensor the engine can sum for the exact path.
+            names: Parameters in buffer order.
+            shapes: Their shapes.
+            op: SUM or AVG.
+            label: What errors call the reduction.
+            owners: Rank that reduces each parameter; then only the owner's part is reduced (reduce-scatter).
+            on_done: Called on the pipeline's thread when the result, or an error, is there.
+        """
+        pending = Pending(flat, on_done)
+        self._reductions += 1
+        self._raw_nbytes += 0 if flat.is_sparse else flat.nbytes
+        if self._is_exact(flat, names) and owners is None:
+
+            def make() -> Sequence[Stages]:
+                return [exact_all_reduce(flat, op, self.scatter_lane)]
+        else:
+            layout, chosen, digest = self._layout(names, shapes, DTYPES[flat.dtype], owners)
+            indices = self.reduction_index[chosen]
+            keys = parameter_keys(self.seed, self._hashes[chosen], indices)
+            self.reduction_index[chosen] += np.uint64(1)
+            tag = int.from_bytes(fingerprint([f"{digest} {op} {indices.tolist()}"])[:8], "little")
+            reduction = Reduction(
+                label=label, x=to_array(flat), layout=layout, keys=keys, op=op,
+                scatter_lane=self.scatter_lane, gather_lane=self.gather_lane, pool=self._pool,
+                tag=tag, residual=self.residual,
+            )  # fmt: skip
+
+            def make() -> Sequence[Stages]:
+                return stages_of(self._reducer, layout, reduction, scatter_only=owners is not None)
+
+        self._pipeline.submit(Job(label, make, pending.finish))
+        return pending
+
+    def _is_exact(self, flat: torch.Tensor, names: Sequence[str]) -> bool:
+        return flat.is_sparse or flat.dtype not in DTYPES or all(self.plan.specs[n] == EXACT for n in names)
+
+    def _layout(
+        self, names: Sequence[str], shapes: Sequence[tuple[int, ...]], dtype: Any, owners: Sequence[int] | None
+    ) -> tuple[Layout, np.ndarray[Any, Any], int]:
+        key = (tuple(names), dtype, None if owners is None else tuple(owners))
+        if key not in self._layouts:
+            segments = [
+                Segment(name, shape, dtype, self.plan.specs[name], None if owners is None else owners[i])
+                for i, (name, shape) in enumerate(zip(names, shapes, strict=True))
+            ]
+            states = [self.state_offsets.get(name) for name in names]
+            layout = cut(segments, self.world_size, piece_nbytes=self._piece_nbytes, states=states)
+            lines = [*self.plan.lines, *(str(segment) for segment in segments)]
+            digest = int.from_bytes(fingerprint(lines)[:8], "little")
+            chosen = np.array([self._index[name] for name in names], np.int64)
+            self._layouts[key] = layout, chosen, digest
+        return self._layouts[key]
+
+    def reduce(self, tensors: Mapping[str, torch.Tensor], op: Op, *, label: str) -> None:
+        """Reduces dense tensors in place and waits.
+
+        Tensors of one dtype travel together; a single contiguous tensor is not copied.
+
+        Raises:
+            SpecError: A tensor is not on the CPU or not of a floating or complex dtype.
+            TransportError: A peer is lost or silent; the session is then broken.
+        """
+        by_dtype: dict[torch.dtype, list[str]] = {}
+        for name, tensor in tensors.items():
+            check_tensor(name, tensor)
+            by_dtype.setdefault(tensor.dtype, []).append(name)
+        pendings = []
+        for dtype, names in by_dtype.items():
+            parts = [tensors[name] for name in names]
+            whole = len(parts) == 1 and parts[0].is_contiguous()
+            flat = parts[0].view(-1) if whole else torch.cat([part.reshape(-1) for part in parts])
+            shapes = [tuple(part.shape) for part in parts]
+            pending = self.reduce_flat(flat, names, shapes, op, label=f"{label} ({dtype})")
+            pendings.append((pending, parts, whole))
+        for pending, parts, whole in pendings:
+            self.wait(pending)
+            if not whole:
+                pieces = torch.split(pending.tensor, [part.numel() for part in parts])
+                for part, piece in zip(parts, pieces, strict=True):
+                    part.copy_(piece.view(part.shape))
+
+    def wait(self, pending: Pending) -> None:
+        """Waits for a reduction and counts the time."""
+        start = time.perf_counter()
+        try:
+            pending.wait()
+        finally:
+            self.wait_seconds += time.perf_counter() - start
+
+    def check(self) -> None:
+        """Raises TransportError when the session is broken."""
+        self._pipeline.check()
+
+    def report(self) -> Report:
+        """Totals of this rank so far."""
+        world = self.world_size
+        return Report(
+            world_size=world,
+            reductions=self._reductions,
+            raw_nbytes=self._raw_nbytes,
+            exact_wire_nbytes=2 * (world - 1) * self._raw_nbytes // world,
+            wire_nbytes=self.scatter_lane.sent_nbytes + self.gather_lane.sent_nbytes,
+            wait_seconds=self.wait_seconds,
+            plan=count_specs(self.plan.specs),
+            modelled_bit_s=self.throttle_bit_s,
+        )
+
+    def close(self) -> None:
+        """Finishes queued work and closes the lanes; local, not collective."""
+        self._pipeline.close(self.timeout_seconds + _GRACE_SECONDS)
+        for lane in (self.scatter_lane, self.gather_lane):
+            lane.close()
+
+
+def check_tensor(name: str, tensor: torch.Tensor) -> None:
+    """Refuses what no path can reduce.
+
+    Raises:
+        SpecError: Wrong kind of object, device or dtype.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise SpecError(f"{name}: cgx reduces torch tensors, found {type(tensor).__name__}")
+    if tensor.device.type != "cpu":
+        raise SpecError(
+            f"{name}: the tensor is on {tensor.device}; this version of cgx has kernels for CPU tensors only. Move the "
+            "model to the CPU, or use stock DDP on this device"
+        )
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        raise SpecError(f"{name}: cgx reduces floating and complex tensors, found {tensor.dtype}; use dist.all_reduce")
+
+
+__all__ = ["Pending", "Plan", "Session", "check_tensor"]

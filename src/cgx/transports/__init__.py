@@ -1,0 +1,1 @@
+"""Transports move bytes between ranks; they know no numbers."""
