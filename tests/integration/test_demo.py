@@ -47,7 +47,7 @@ def rows(text: str) -> list[Row]:
 def demonstration(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Row], Path]:
     """The rows that the demo printed, and the folder that it made."""
     folder = tmp_path_factory.mktemp("demo") / "made"
-    options = ["--link=none", "--steps=3", "--json", f"--out={folder}"]
+    options = ["--link=none", "--steps=1", "--json", f"--out={folder}"]
     done = run([*CGX, "demo", *options], folder.parent)
     assert done.returncode == 0, done.stderr
     return rows(done.stdout), folder

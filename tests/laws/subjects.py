@@ -10,7 +10,7 @@ from tests.strategies import BLOCK_SIZES, ROUNDINGS, SCALES
 
 # All bits with all roundings; block sizes and scale dtypes take turns so that each meets every other value.
 _UNIFORM = [
-    Uniform(bits, BLOCK_SIZES[(bits + i) % 3], rounding, SCALES[(bits // 3 + i + bits) % 2])
+    Uniform(bits, BLOCK_SIZES[(bits + i + 1) % 3], rounding, SCALES[(bits + i) // 2 % 2])
     for bits in range(1, 9)
     for i, rounding in enumerate(ROUNDINGS)
 ]

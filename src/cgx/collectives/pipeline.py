@@ -12,6 +12,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import final
 
@@ -83,10 +84,11 @@ class Pipeline:
 
     Args:
         name: Name of the thread.
+        on_failure: Called once when a job fails, before anybody hears of it: closes the lanes, so that peers do.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, *, on_failure: Callable[[], None]) -> None:
+        self._name, self._on_failure = name, on_failure
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -157,6 +159,8 @@ class Pipeline:
     def _fail(self, error: BaseException, running: list[_Running]) -> None:
         with self._lock:
             self._error = error
+        with suppress(Exception):  # the failure at hand is the one to report
+            self._on_failure()
         jobs = [run.job for run in running if run.left]
         while not self._inbox.empty():
             job = self._inbox.get()

@@ -155,8 +155,8 @@ def uniform_encode(values: Floats, spec: Uniform, key: np.uint64, start: int) ->
         inverse = np.float32(65536) / np.where(live, step, np.float32(1))
         fixed = (grid - low[:, None]) * inverse[:, None]
         fixed = np.minimum(fixed, np.float32((2**spec.bits - 1) * 65536))
-    fixed = np.where(live[:, None], fixed, np.float32(0)).astype(np.int32)
-    codes = (fixed.reshape(-1, TILE)[:tiles] + noise) >> 16
+    whole = np.where(live[:, None], fixed, np.float32(0)).astype(np.int32).reshape(-1, TILE)
+    codes: Ints = (whole[:tiles] + noise) >> np.int32(16)
     codes[~np.repeat(live, size // TILE)[:tiles]] = 0
     scales = np.stack([low, step], axis=1).reshape(-1)
     words: NDArray[np.uint32] = scales.view(np.uint32)

@@ -12,10 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cgx.collectives.base import Op
 from cgx.core.plan import How, Parameter, choose_specs
-from cgx.errors import CgxError, SpecError
+from cgx.errors import SpecError
 from cgx.telemetry.summary import Report
 from cgx.torch.compat import DTYPES, queue_backward_callback
-from cgx.torch.session import PIECE_NBYTES, Pending, Session, check_tensor
+from cgx.torch.session import Session, check_tensor
 
 _LOG = logging.getLogger("cgx")
 _ATTRIBUTE = "_cgx_hook"
@@ -29,22 +29,22 @@ class Handle:
         self._session, self._names, self._hook = session, names, hook
 
     def report(self) -> Report:
-        """Totals of this rank so far; ``print(handle.report())`` shows a table."""
-        return self._need_session().report()
+        """Totals of this rank so far (zeros when nothing is compressed); ``print(handle.report())`` shows a table."""
+        if self._session is None:
+            return Report(self._hook.group.size(), 0, 0, 0, 0, 0.0, {"off": len(self._names)}, None)
+        return self._session.report()
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state: reduction counters and, with error feedback, residuals; loads with ``weights_only=True``.
 
         Local, not collective: save one file per rank. Load it on the same rank of a group of the same size.
         """
-        session = self._need_session()
-        state: dict[str, Any] = {
-            "version": 1,
-            "world_size": session.world_size,
-            "seed": session.seed,
-            "reduction_index": {n: int(session.reduction_index[i]) for n, i in self._indices(session)},
-            "residual": {},
-        }
+        session = self._session
+        state: dict[str, Any] = {"version": 1, "world_size": self._hook.group.size(), "residual": {}}
+        if session is None:
+            return state | {"seed": None, "reduction_index": {}}
+        indices = dict(zip(session.shapes, session.reduction_index.tolist(), strict=True))
+        state |= {"seed": session.seed, "reduction_index": indices}
         if session.residual is not None:
             for name, at in session.state_offsets.items():
                 shape = session.shapes[name]
@@ -58,25 +58,28 @@ class Handle:
         Raises:
             SpecError: The state is of another model, seed, world size or residual setting; nothing is changed.
         """
-        session = self._need_session()
-        names = {name for name, _ in self._indices(session)}
-        found = {
-            "world_size": (session.world_size, state.get("world_size")),
-            "seed": (session.seed, state.get("seed")),
-            "parameters": (sorted(names), sorted(state.get("reduction_index", {}))),
-            "residuals": (sorted(session.state_offsets), sorted(state.get("residual", {}))),
-        }
-        for what, (ours, theirs) in found.items():
+        mine = self.state_dict()
+        for field in ("version", "world_size", "seed"):
+            if mine[field] != state.get(field):
+                raise SpecError(f"this state does not fit: {field} here {mine[field]}, in it {state.get(field)}")
+        for field in ("reduction_index", "residual"):
+            ours, theirs = set(mine[field]), set(state.get(field, {}))
             if ours != theirs:
-                raise SpecError(f"this state does not fit: {what} here {ours}, in the state {theirs}")
-        for name, index in self._indices(session):
-            session.reduction_index[index] = state["reduction_index"][name]
-        for name, at in session.state_offsets.items():
-            tensor = state["residual"][name]
-            if tuple(tensor.shape) != session.shapes[name]:
-                raise SpecError(f"this state does not fit: residual of {name} has shape {tuple(tensor.shape)}")
-            if session.residual is not None:
-                session.residual[at : at + tensor.numel()] = tensor.reshape(-1).float().numpy()
+                raise SpecError(f"this state does not fit: {field} differs in {sorted(ours ^ theirs)[:5]}")
+        for name, tensor in mine["residual"].items():
+            if tensor.shape != state["residual"][name].shape:
+                raise SpecError(
+                    f"this state does not fit: residual of {name} has shape {list(state['residual'][name].shape)}, "
+                    f"the parameter {list(tensor.shape)}"
+                )
+        session = self._session
+        if session is None:
+            return
+        session.reduction_index[:] = [state["reduction_index"][name] for name in session.shapes]
+        if session.residual is not None:
+            for name, at in session.state_offsets.items():
+                flat = state["residual"][name].reshape(-1)
+                session.residual[at : at + len(flat)] = flat.numpy()
 
     def remove(self) -> None:
         """Back to exact gradients: the hook stays (DDP cannot drop one) and all-reduces as stock DDP does."""
@@ -84,14 +87,6 @@ class Handle:
         if session is not None:
             self._hook.handle = None
             session.close()
-
-    def _need_session(self) -> Session:
-        if self._session is None:
-            raise CgxError("this handle has no session: it was removed, or there is only one rank to talk to")
-        return self._session
-
-    def _indices(self, session: Session) -> list[tuple[str, int]]:
-        return [(name, i) for i, name in enumerate(session.shapes)]
 
 
 @final
@@ -101,7 +96,6 @@ class _Hook:
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self.group: dist.ProcessGroup = ddp.process_group
         self.handle: Handle | None = None
-        self.pending: list[Pending] = []
 
     def reduce_bucket(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
@@ -113,18 +107,17 @@ class _Hook:
         if session is None:
             return _native_mean(buffer, self.group)
         session.check()
-        if not self.pending:
-            queue_backward_callback(self._finish)
         names, shapes = self._parameters(bucket)
         pending = session.reduce_flat(
             buffer,
             names,
             shapes,
             Op.AVG,
-            label=f"bucket {bucket.index()}, reduction {session.report().reductions}",
+            label=f"bucket {bucket.index()}, reduction {session.reductions}",
             on_done=lambda: future.set_result(buffer),
         )
-        self.pending.append(pending)
+        # An error stored in the future would lose its class; raised from here it reaches the caller of backward().
+        queue_backward_callback(lambda: session.wait(pending))
         return future
 
     def _parameters(self, bucket: GradBucket) -> tuple[list[str], list[tuple[int, ...]]]:
@@ -140,15 +133,6 @@ class _Hook:
         # Flat shapes in buffer order: strides differ under channels_last, memory order does not.
         shapes = [tuple(parameter.shape) for parameter in bucket.parameters()]
         return names, shapes
-
-    def _finish(self) -> None:
-        pending, self.pending = self.pending, []
-        session = self.handle._session if self.handle is not None else None
-        for reduction in pending:
-            if session is not None:
-                session.wait(reduction)
-            else:
-                reduction.wait()
 
 
 def _native_mean(buffer: torch.Tensor, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
@@ -172,7 +156,7 @@ def compress(
     seed: int = 0,
     error_feedback: bool = False,
     throttle_bit_s: float | None = None,
-    piece_nbytes: int = PIECE_NBYTES,
+    piece_nbytes: int | None = None,
 ) -> Handle:
     """Makes ``model`` communicate compressed gradients; the training loop stays as it is.
 
@@ -187,7 +171,7 @@ def compress(
         error_feedback: Keep what phase one loses and add it to the next gradient (one fp32 copy of the compressed
             parameters per rank). Needed below 3 bits; seldom useful above.
         throttle_bit_s: Model a link of this many bits per second, to see what compression would gain on it.
-        piece_nbytes: Gradient bytes that move through the pipeline together.
+        piece_nbytes: Gradient bytes that move through the pipeline together; None chooses by the size of the bucket.
 
     Returns:
         A handle with ``report()``, ``state_dict()``, ``load_state_dict()`` and ``remove()``. A second call on the same

@@ -15,7 +15,7 @@ from cgx.errors import SpecError
 from cgx.torch.compat import DTYPES
 from cgx.torch.session import Session, check_tensor
 
-_sessions: dict[tuple[Any, ...], Session] = {}
+_sessions: dict[int, tuple[dist.ProcessGroup, Session]] = {}
 
 
 def all_reduce(
@@ -52,8 +52,12 @@ def all_reduce(
         check_tensor(name, tensor)
     if group.size() == 1 or not named:
         return
-    session = _session(named, to_specs(spec), group)
-    session.reduce(named, kind, label=f"cgx.all_reduce, call {session.report().reductions}")
+    specs, session = to_specs(spec), _session(group)
+    parameters = {name: _parameter(name, tensor, specs) for name, tensor in named.items()}
+    if any(parameter.name not in session.specs for parameter in parameters.values()):
+        session.register(list(parameters.values()), {p.name: specs for p in parameters.values()})
+    identified = {parameters[name].name: tensor for name, tensor in named.items()}
+    session.reduce(identified, kind, label=f"cgx.all_reduce, call {session.reductions}")
 
 
 def _op(op: Any) -> Op:
@@ -64,9 +68,16 @@ def _op(op: Any) -> Op:
     raise SpecError(f"cgx reduces with SUM and AVG, found {op}; use torch.distributed for the others")
 
 
-def _session(named: Mapping[str, torch.Tensor], specs: PhaseSpecs, group: dist.ProcessGroup) -> Session:
-    parameters = [Parameter(n, tuple(t.shape), DTYPES.get(t.dtype, str(t.dtype))) for n, t in named.items()]
-    key = (group.group_name, id(group), specs, tuple(parameters))
-    if key not in _sessions:
-        _sessions[key] = Session(group, parameters, {p.name: specs for p in parameters})
-    return _sessions[key]
+def _parameter(name: str, tensor: torch.Tensor, specs: PhaseSpecs) -> Parameter:
+    """A tensor under a name that differs for every shape, dtype and spec it is reduced with."""
+    shape, dtype = tuple(tensor.shape), DTYPES.get(tensor.dtype, str(tensor.dtype))
+    return Parameter(f"{name} {list(shape)} {dtype} {specs}", shape, dtype)
+
+
+def _session(group: dist.ProcessGroup) -> Session:
+    """The group's session; it lives as long as the process, as its connections do."""
+    # The group itself is kept: its id could be given to another group otherwise.
+    known = _sessions.get(id(group))
+    if known is None:
+        known = _sessions[id(group)] = (group, Session(group, [], {}))
+    return known[1]

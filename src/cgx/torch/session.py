@@ -10,6 +10,7 @@ from typing import Any, final
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from cgx.collectives.agreement import agree
 from cgx.collectives.base import BufferPool, Op, Reduction, Stages, stages_of
@@ -17,7 +18,7 @@ from cgx.collectives.exact import exact_all_reduce
 from cgx.collectives.layout import Layout, cut
 from cgx.collectives.pipeline import Job, Pipeline
 from cgx.collectives.scatter_reduce import ScatterReduce
-from cgx.core.plan import Parameter, Plan, fingerprint, make_plan
+from cgx.core.plan import Parameter, fingerprint, make_plan
 from cgx.core.random import name_hash, parameter_keys
 from cgx.core.segments import Segment
 from cgx.core.spec import EXACT, PhaseSpecs
@@ -28,7 +29,6 @@ from cgx.transports.base import Transport
 from cgx.transports.process_group import ProcessGroupTransport
 from cgx.transports.throttled import ModelledLink, ThrottledTransport
 
-PIECE_NBYTES = 2 << 20  # raw bytes; chosen by `cgx bench allreduce` (docs/adr/0004)
 _GRACE_SECONDS = 5.0
 
 
@@ -70,7 +70,7 @@ class Session:
         has_error_feedback: Keep what phase one loses and add it next time (one fp32 copy of the compressed
             parameters).
         throttle_bit_s: Rate of a modelled link, or None.
-        piece_nbytes: Raw bytes of a piece.
+        piece_nbytes: Raw bytes of a piece; None chooses by the size of the buffer.
 
     Raises:
         PlanMismatchError: Ranks differ in anything that decides bytes.
@@ -85,43 +85,59 @@ class Session:
         seed: int = 0,
         has_error_feedback: bool = False,
         throttle_bit_s: float | None = None,
-        piece_nbytes: int = PIECE_NBYTES,
+        piece_nbytes: int | None = None,
     ) -> None:
         link = None if throttle_bit_s is None else ModelledLink(throttle_bit_s)
         self.timeout_seconds = timeout_of(group).total_seconds()
         self.scatter_lane, self.gather_lane = (self._open_lane(group, link) for _ in range(2))
+        self._open_lanes: tuple[Transport, ...] = (self.scatter_lane, self.gather_lane)
         self.seed, self.throttle_bit_s = seed, throttle_bit_s
         self._piece_nbytes = piece_nbytes
         self._settings = {
             "world size": self.scatter_lane.world_size,
             "algorithm": "scatter_reduce",
             "lanes": 2,
-            "piece bytes": piece_nbytes,
+            "piece bytes": piece_nbytes or "by size",
             "seed": seed,
             "error feedback": has_error_feedback,
         }
-        self.plan = make_plan(specs, parameters, self._settings)
-        agree(self.plan.lines, self.scatter_lane, about="the plan")
-        self._index = {parameter.name: i for i, parameter in enumerate(parameters)}
-        self.shapes = {parameter.name: parameter.shape for parameter in parameters}
-        self._hashes = np.array([name_hash(p.name) for p in parameters], np.uint64)
-        self.reduction_index = np.zeros(len(parameters), np.uint64)
+        self.specs: dict[str, PhaseSpecs] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._index: dict[str, int] = {}
+        self._hashes = self.reduction_index = np.zeros(0, np.uint64)
+        self.register(parameters, specs)
         self.state_offsets: dict[str, int] = {}
         self.residual = self._make_residual(parameters) if has_error_feedback else None
         self._reducer, self._pool = ScatterReduce(), BufferPool()
-        self._pipeline = Pipeline(f"cgx-session-{id(self):x}")
-        self._layouts: dict[tuple[object, ...], tuple[Layout, np.ndarray[Any, Any], int]] = {}
-        self._reductions = self._raw_nbytes = 0
+        self._pipeline = Pipeline(f"cgx-session-{id(self):x}", on_failure=self._close_lanes)
+        self._layouts: dict[tuple[object, ...], tuple[Layout, NDArray[np.int64], int]] = {}
+        self.reductions = self._raw_nbytes = 0
         self.wait_seconds = 0.0
+
+    def register(self, parameters: Sequence[Parameter], specs: Mapping[str, PhaseSpecs]) -> None:
+        """Adds parameters that the session may be asked to reduce; collective, while no reduction is under way.
+
+        Raises:
+            PlanMismatchError: Ranks differ in anything that decides bytes; nothing is added.
+        """
+        self.plan = make_plan(specs, parameters, self._settings)
+        agree(self.plan.lines, self.scatter_lane, about="the plan")
+        new = [parameter for parameter in parameters if parameter.name not in self._index]
+        self.specs.update(specs)
+        self.shapes.update({parameter.name: parameter.shape for parameter in new})
+        self._index.update({parameter.name: len(self._index) + i for i, parameter in enumerate(new)})
+        hashes = np.array([name_hash(parameter.name) for parameter in new], np.uint64)
+        self._hashes = np.concatenate([self._hashes, hashes])
+        self.reduction_index = np.concatenate([self.reduction_index, np.zeros(len(new), np.uint64)])
 
     def _open_lane(self, group: dist.ProcessGroup, link: ModelledLink | None) -> Transport:
         lane = ProcessGroupTransport(new_lane(group), timeout_seconds=self.timeout_seconds)
         return lane if link is None else ThrottledTransport(lane, link)
 
-    def _make_residual(self, parameters: Sequence[Parameter]) -> np.ndarray[Any, Any]:
+    def _make_residual(self, parameters: Sequence[Parameter]) -> NDArray[np.float32]:
         at = 0
         for parameter in parameters:
-            if self.plan.specs[parameter.name] != EXACT:
+            if self.specs[parameter.name] != EXACT:
                 self.state_offsets[parameter.name] = at
                 at += int(np.prod(parameter.shape))
         return np.zeros(at, np.float32)
@@ -154,7 +170,7 @@ class Session:
             on_done: Called on the pipeline's thread when the result, or an error, is there.
         """
         pending = Pending(flat, on_done)
-        self._reductions += 1
+        self.reductions += 1
         self._raw_nbytes += 0 if flat.is_sparse else flat.nbytes
         if self._is_exact(flat, names) and owners is None:
 
@@ -179,15 +195,15 @@ class Session:
         return pending
 
     def _is_exact(self, flat: torch.Tensor, names: Sequence[str]) -> bool:
-        return flat.is_sparse or flat.dtype not in DTYPES or all(self.plan.specs[n] == EXACT for n in names)
+        return flat.is_sparse or flat.dtype not in DTYPES or all(self.specs[n] == EXACT for n in names)
 
     def _layout(
         self, names: Sequence[str], shapes: Sequence[tuple[int, ...]], dtype: Any, owners: Sequence[int] | None
-    ) -> tuple[Layout, np.ndarray[Any, Any], int]:
+    ) -> tuple[Layout, NDArray[np.int64], int]:
         key = (tuple(names), dtype, None if owners is None else tuple(owners))
         if key not in self._layouts:
             segments = [
-                Segment(name, shape, dtype, self.plan.specs[name], None if owners is None else owners[i])
+                Segment(name, shape, dtype, self.specs[name], None if owners is None else owners[i])
                 for i, (name, shape) in enumerate(zip(names, shapes, strict=True))
             ]
             states = [self.state_offsets.get(name) for name in names]
@@ -243,19 +259,24 @@ class Session:
         world = self.world_size
         return Report(
             world_size=world,
-            reductions=self._reductions,
+            reductions=self.reductions,
             raw_nbytes=self._raw_nbytes,
             exact_wire_nbytes=2 * (world - 1) * self._raw_nbytes // world,
             wire_nbytes=self.scatter_lane.sent_nbytes + self.gather_lane.sent_nbytes,
             wait_seconds=self.wait_seconds,
-            plan=count_specs(self.plan.specs),
+            plan=count_specs(self.specs),
             modelled_bit_s=self.throttle_bit_s,
         )
 
     def close(self) -> None:
         """Finishes queued work and closes the lanes; local, not collective."""
         self._pipeline.close(self.timeout_seconds + _GRACE_SECONDS)
-        for lane in (self.scatter_lane, self.gather_lane):
+        self._close_lanes()
+
+    def _close_lanes(self) -> None:
+        # After a failure this is how peers hear of it at once, rather than by their timeouts.
+        lanes, self._open_lanes = self._open_lanes, ()
+        for lane in lanes:
             lane.close()
 
 
@@ -274,6 +295,3 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
         )
     if not (tensor.is_floating_point() or tensor.is_complex()):
         raise SpecError(f"{name}: cgx reduces floating and complex tensors, found {tensor.dtype}; use dist.all_reduce")
-
-
-__all__ = ["Pending", "Plan", "Session", "check_tensor"]

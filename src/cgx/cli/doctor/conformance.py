@@ -22,10 +22,16 @@ from cgx.transports.threads import ThreadHub
 
 Array = NDArray[Any]
 
+# Every number of bits, and with them every rounding and scale.
 _SPECS = (
     Uniform(4),
-    Uniform(3, block_size=64, rounding="stochastic", scale="fp32"),
-    Uniform(8, rounding="nearest"),
+    Uniform(1, rounding="nearest"),
+    Uniform(2, rounding="stochastic"),
+    Uniform(3, block_size=64, scale="fp32"),
+    Uniform(5, block_size=512, rounding="nearest", scale="fp32"),
+    Uniform(6, rounding="stochastic", scale="fp32"),
+    Uniform(7, block_size=32),
+    Uniform(8, block_size=4096),
 )
 _DTYPES: tuple[Dtype, ...] = ("fp32", "fp16", "bf16")
 _NUMELS = (1, 128, 4096 + 37)
@@ -47,7 +53,7 @@ def compare_kernels() -> int:
         ConformanceError: A byte differs; the message says in which case.
 
     Cost:
-        Half a second; once per installation, ten more to compile.
+        A second or two; once per installation, several more to compile.
     """
     cases = list(itertools.product(_SPECS, _DTYPES, _NUMELS))
     for spec, dtype, numel in cases:
@@ -86,7 +92,11 @@ def _run_case(spec: Uniform, dtype: Dtype, numel: int) -> list[tuple[str, Array,
         [None, wires[1]], own.copy(), sums[1], table.rows, table.rows, keys,
         [stream(SCATTER, 0), sent], stream(GATHER, 0), spec, spec, scale=0.5,
     )  # fmt: skip
-    return [("encoding", *wires), ("decoding", *outs), ("the reduction", *sums)]
+    return [
+        ("encoding", wires[0], wires[1]),
+        ("decoding", outs[0], outs[1]),
+        ("the reduction", sums[0], sums[1]),
+    ]
 
 
 def _keys() -> NDArray[np.uint64]:
@@ -116,7 +126,7 @@ def reduce_between_threads() -> float:
             scatter_lane=scatter_lane.transport(rank), gather_lane=gather_lane.transport(rank),
             pool=BufferPool(), tag=0,
         )  # fmt: skip
-        for stages in stages_of(ScatterReduce(), layout, reduction):
+        for stages in stages_of(ScatterReduce(), layout, reduction, scatter_only=False):
             for work in stages:
                 work.wait()
 
