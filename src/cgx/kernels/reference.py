@@ -135,7 +135,7 @@ def _decode_tiles(codes: Ints, low: Floats, step: Floats, spec: Uniform, key: np
     with np.errstate(all="ignore"):
         values = lows + fixed.astype(np.float32) * (steps * np.float32(2.0**-16))
     values = np.where(steps == 0, lows, values)
-    return np.where(np.isnan(steps), _NAN, values).reshape(-1)
+    return np.where(steps >= 0, values, _NAN).reshape(-1)  # no encoder writes a negative step
 
 
 def uniform_encode(values: Floats, spec: Uniform, key: np.uint64, start: int) -> tuple[Bytes, Floats]:

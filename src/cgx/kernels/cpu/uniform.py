@@ -24,7 +24,7 @@ _HALF_CODE = I32(32768)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _UPPER = I32(-65536)
 # Typed, because Numba compiles a function anew for every literal argument.
-_ZERO, _TILE, _NO = np.int64(0), np.int64(TILE), np.bool_(False)
+_ZERO, _TILE, _NO, _ONE = np.int64(0), np.int64(TILE), np.bool_(False), F32(1)
 
 
 @jit
@@ -43,6 +43,19 @@ def _range_keys(block, offset, n):
     low, high = v.splat_i32(ABS_MASK), v.splat_i32(-ABS_MASK)
     for i in range(0, n, 8):
         bits = v.bits_of(load(block, offset + i))
+        key = bits ^ ((bits >> v.splat_i32(I32(31))) & v.splat_i32(ABS_MASK))
+        low, high = v.min_i32(low, key), v.max_i32(high, key)
+    return v.lowest(low), v.highest(high)
+
+
+@inlined
+def _scaled_range_keys(block, offset, n, factor):
+    """``block[offset:offset + n] *= factor``, then its range, in one pass."""
+    low, high = v.splat_i32(ABS_MASK), v.splat_i32(-ABS_MASK)
+    for i in range(offset, offset + n, 8):
+        lanes = load(block, i) * factor
+        store(block, i, lanes)
+        bits = v.bits_of(lanes)
         key = bits ^ ((bits >> v.splat_i32(I32(31))) & v.splat_i32(ABS_MASK))
         low, high = v.min_i32(low, key), v.max_i32(high, key)
     return v.lowest(low), v.highest(high)
@@ -136,13 +149,13 @@ def _put_values(codes, noise, low, step16, out, at):
 
 
 @inlined
-def _add_values(codes, noise, low, step16, out, at):
+def _add_values(codes, noise, low, step16, base, base_at, out, at):
     q0, q1, q2, q3 = codes
     n0, n1, n2, n3 = noise
-    store(out, at, load(out, at) + _value(q0, n0, low, step16))
-    store(out, at + 8, load(out, at + 8) + _value(q1, n1, low, step16))
-    store(out, at + 16, load(out, at + 16) + _value(q2, n2, low, step16))
-    store(out, at + 24, load(out, at + 24) + _value(q3, n3, low, step16))
+    store(out, at, load(base, base_at) + _value(q0, n0, low, step16))
+    store(out, at + 8, load(base, base_at + 8) + _value(q1, n1, low, step16))
+    store(out, at + 16, load(base, base_at + 16) + _value(q2, n2, low, step16))
+    store(out, at + 24, load(base, base_at + 24) + _value(q3, n3, low, step16))
 
 
 @inlined
@@ -171,8 +184,11 @@ def _codes_at(row, n, spec):
 
 @jit
 def _encode_run(block, offset, n, tile, spec, k0, k1, wire, scale_at, codes_at, keep, decoded, kept,
-                soon, soon_at):  # fmt: skip
-    """Encodes whole tiles, any padding equal to its block's first element; decoded values go to ``decoded[kept:]``."""
+                factor, soon, soon_at):  # fmt: skip
+    """Encodes ``block[offset:] * factor`` in whole tiles, any padding equal to its block's first element.
+
+    The block is left scaled, decoded values go to ``decoded[kept:]`` (if ``keep``), and ``soon`` is what is read next.
+    """
     bits, size, rounding, wide = spec[BITS], spec[BLOCK], spec[ROUNDING], spec[WIDE]
     top = F32((1 << bits) - 1)
     tops = v.splat_f32(top * F32(65536))
@@ -181,7 +197,11 @@ def _encode_run(block, offset, n, tile, spec, k0, k1, wire, scale_at, codes_at, 
     # All scales first: their long chains of dependent instructions then overlap from block to block.
     put_at = scale_at
     for b in range(0, n, size):
-        low_key, high_key = _range_keys(block, offset + b, min(size, n - b))
+        m = min(size, n - b)
+        if factor == F32(1):
+            low_key, high_key = _range_keys(block, offset + b, m)
+        else:
+            low_key, high_key = _scaled_range_keys(block, offset + b, m, v.splat_f32(factor))
         low, step = _scale(low_key, high_key, top, wide)
         _put_scale(wire, put_at, low, step, wide)
         put_at += _pair_nbytes(spec)
@@ -227,8 +247,8 @@ def _encode_run(block, offset, n, tile, spec, k0, k1, wire, scale_at, codes_at, 
 
 
 @jit
-def _decode_run(wire, scale_at, codes_at, n, tile, spec, k0, k1, out, offset, add):
-    """Decodes whole tiles into ``out[offset:]``, replacing or adding."""
+def _decode_run(wire, scale_at, codes_at, n, tile, spec, k0, k1, out, offset, add, base, base_at):
+    """Decodes whole tiles into ``out[offset:]``; with ``add``, what is written is ``base[base_at:]`` plus the value."""
     bits, size, rounding = spec[BITS], spec[BLOCK], spec[ROUNDING]
     key0, key1 = v.splat_i32(k0), v.splat_i32(k1)
     zero = _all(v.splat_i32(I32(0)))
@@ -239,8 +259,8 @@ def _decode_run(wire, scale_at, codes_at, n, tile, spec, k0, k1, out, offset, ad
         at, tiles = offset + b, m // TILE
         if not step > F32(0):
             fill = v.splat_f32(low if step == F32(0) else F32(np.nan))
-            for i in range(at, at + m, 8):
-                store(out, i, load(out, i) + fill if add else fill)
+            for i in range(0, m, 8):
+                store(out, at + i, load(base, base_at + b + i) + fill if add else fill)
             codes_at += tiles * 4 * bits
             tile += tiles
             continue
@@ -250,14 +270,14 @@ def _decode_run(wire, scale_at, codes_at, n, tile, spec, k0, k1, out, offset, ad
                 codes = unpack(wire, codes_at + t * 4 * bits, bits)
                 gap = _centred(dither(tile + t, key0, key1))
                 if add:
-                    _add_values(codes, gap, lows, steps, out, at + t * TILE)
+                    _add_values(codes, gap, lows, steps, base, base_at + b + t * TILE, out, at + t * TILE)
                 else:
                     _put_values(codes, gap, lows, steps, out, at + t * TILE)
         else:
             for t in range(tiles):
                 codes = unpack(wire, codes_at + t * 4 * bits, bits)
                 if add:
-                    _add_values(codes, zero, lows, steps, out, at + t * TILE)
+                    _add_values(codes, zero, lows, steps, base, base_at + b + t * TILE, out, at + t * TILE)
                 else:
                     _put_values(codes, zero, lows, steps, out, at + t * TILE)
         codes_at += tiles * 4 * bits
@@ -302,7 +322,7 @@ def compress(
         whole = n // size * size if direct else _ZERO
         _encode_run(
             source, buffer, whole, tile, spec, k0, k1, payload, row, codes_at, keep, block, _ZERO,
-            source, soon,
+            _ONE, source, soon,
         )  # fmt: skip
         rest = n - whole
         if rest > 0:
@@ -311,7 +331,7 @@ def compress(
             _encode_run(
                 block, _ZERO, _tiles(rest) << 5, tile + (whole >> 5), spec, k0, k1, payload,
                 row + whole // size * _pair_nbytes(spec),
-                codes_at + (whole >> 5) * 4 * spec[BITS], keep, block, room, source, soon,
+                codes_at + (whole >> 5) * 4 * spec[BITS], keep, block, room, _ONE, source, soon,
             )  # fmt: skip
             if keep:
                 keep_residual(block, room, rest, owed, state)
@@ -328,14 +348,14 @@ def decompress(wire, out, rows, keys, stream, spec, add, spare, first, stop):
         k0, k1 = payload_key(keys[rows[r, PARAMETER]], stream)
         codes_at = _codes_at(row, n, spec)
         whole = n & -TILE
-        _decode_run(payload, row, codes_at, whole, tile, spec, k0, k1, target, at, add)
+        _decode_run(payload, row, codes_at, whole, tile, spec, k0, k1, target, at, add, target, at)
         if whole < n:
             for i in range(n - whole):
                 raw[i] = target[at + whole + i]
             _decode_run(
                 payload, row + whole // size * _pair_nbytes(spec),
                 codes_at + (whole >> 5) * 4 * spec[BITS], _TILE, tile + (whole >> 5), spec, k0, k1,
-                raw, _ZERO, add,
+                raw, _ZERO, add, raw, _ZERO,
             )  # fmt: skip
             for i in range(n - whole):
                 target[at + whole + i] = raw[i]
@@ -350,28 +370,29 @@ def reduce(
     size = spec_out[BLOCK]
     total, raw, mine = v.pointer(scratch), v.pointer(spare), v.pointer(own)
     received, payload = v.pointer(wires), v.pointer(wire_out)
-    factor = v.splat_f32(scale)
     for r in range(first, stop):
         n, tile, at, row = rows[r, NUMEL], rows[r, START] >> 5, rows[r, BUFFER], rows[r, WIRE]
         soon = rows[min(r + 1, stop - 1), BUFFER]
         key, padded = keys[rows[r, PARAMETER]], _tiles(n) << 5
+        # Own part first and whole tiles: the first decode reads it in place.
+        in_place = own_rank == 0 and len(starts) > 1 and n == padded
         for s in range(len(starts)):
             if s == own_rank:
-                if s == 0:
-                    load_run(mine, at, n, F32(1), total, _ZERO, _NO, total, raw)
-                else:
+                if s > 0:
                     add_run(mine, at, n, total, raw)
+                elif not in_place:
+                    load_run(mine, at, n, _ONE, total, _ZERO, _NO, total, raw)
+                continue
+            k0, k1 = payload_key(key, senders[s])
+            base = starts[s] + row
+            first_codes = _codes_at(base, n, spec)
+            if s == 1 and in_place:
+                _decode_run(received, base, first_codes, padded, tile, spec, k0, k1, total, _ZERO, in_place, mine, at)
             else:
-                k0, k1 = payload_key(key, senders[s])
-                base = starts[s] + row
-                _decode_run(
-                    received, base, _codes_at(base, n, spec), padded, tile, spec, k0, k1, total,
-                    _ZERO, s > 0,
-                )  # fmt: skip
-        if scale != F32(1):
-            for i in range(0, padded, 8):
-                v.store_f32(total, i, v.load_f32(total, i) * factor)
+                _decode_run(received, base, first_codes, padded, tile, spec, k0, k1, total, _ZERO, s > 0, total, _ZERO)
         if not encode:
+            for i in range(0, padded, 8):
+                v.store_f32(total, i, v.load_f32(total, i) * v.splat_f32(scale))
             store_run(total, _ZERO, n, mine, at, raw)
             continue
         out = wire_rows_out[r]
@@ -379,14 +400,14 @@ def reduce(
         whole, codes_at = n // size * size, _codes_at(out, n, spec_out)
         _encode_run(
             total, _ZERO, whole, tile, spec_out, k0, k1, payload, out, codes_at, encode, mine, at,
-            mine, soon,
+            scale, mine, soon,
         )  # fmt: skip
         if whole < n:
             pad_run(total, n, size)
             _encode_run(
                 total, whole, padded - whole, tile + (whole >> 5), spec_out, k0, k1, payload,
                 out + whole // size * _pair_nbytes(spec_out),
-                codes_at + (whole >> 5) * 4 * spec_out[BITS], encode, total, whole, mine, soon,
+                codes_at + (whole >> 5) * 4 * spec_out[BITS], encode, total, whole, scale, mine, soon,
             )  # fmt: skip
             store_run(total, whole, n, mine, at, raw)
         _pad_row(payload, out, n, spec_out)

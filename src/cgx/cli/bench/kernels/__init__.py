@@ -1,0 +1,1 @@
+"""`cgx bench kernels`: encode, decode and fused reduce on one core."""
