@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from cgx.core.segments import BUFFER, NUMEL, STATE, WIRE
 from cgx.kernels.cpu import simd as v
 from cgx.kernels.cpu.floats import F32, jit
 from cgx.kernels.cpu.runs import add_run, keep_residual, load_run, store_run
-from cgx.kernels.cpu.uniform import BUFFER, NUMEL, STATE, WIRE
 
 _ZERO, _NO, _ONE = np.int64(0), np.bool_(False), F32(1)
 
