@@ -87,13 +87,9 @@ dtypes = st.sampled_from(DTYPES)
 @st.composite
 def gradients(draw: st.DrawFn) -> Floats:
     """Draw a whole pattern with a few elements replaced by any float32, NaN and infinities included."""
-    values = gradient(
-        draw(st.sampled_from(sorted(PATTERNS))), draw(numels), seed=draw(st.integers(0, 99))
-    )
+    values = gradient(draw(st.sampled_from(sorted(PATTERNS))), draw(numels), seed=draw(st.integers(0, 99)))
     if len(values):
         places = st.integers(0, len(values) - 1)
-        for place, value in draw(
-            st.lists(st.tuples(places, st.floats(width=32)), max_size=3)
-        ):
+        for place, value in draw(st.lists(st.tuples(places, st.floats(width=32)), max_size=3)):
             values[place] = value
     return values

@@ -68,9 +68,7 @@ class Wrapped:
 class Truncates(Wrapped):
     """Codes are cut off instead of rounded."""
 
-    def compress(
-        self, x: Array, wire: Bytes, table: SegmentTable, keys: Keys, stream: int, **kw: Any
-    ) -> int:
+    def compress(self, x: Array, wire: Bytes, table: SegmentTable, keys: Keys, stream: int, **kw: Any) -> int:
         used = super().compress(x, wire, table, keys, stream, **kw)
         for row in table.rows:
             values, payload = _row(x, row), wire[row[WIRE] :]
@@ -82,9 +80,7 @@ class Truncates(Wrapped):
 class Clips(Wrapped):
     """Scales are rounded to nearest instead of outward, and codes beyond them are clipped."""
 
-    def compress(
-        self, x: Array, wire: Bytes, table: SegmentTable, keys: Keys, stream: int, **kw: Any
-    ) -> int:
+    def compress(self, x: Array, wire: Bytes, table: SegmentTable, keys: Keys, stream: int, **kw: Any) -> int:
         used = super().compress(x, wire, table, keys, stream, **kw)
         for row in table.rows:
             values, payload = _row(x, row), wire[row[WIRE] :]
@@ -155,9 +151,7 @@ class SharesScales(Wrapped):
     def __init__(self, spec: Uniform) -> None:
         super().__init__(spec)
         self._claimed = self.real.guarantees
-        self.real = UniformCompressor(
-            Uniform(spec.bits, 2 * spec.block_size, spec.rounding, spec.scale)
-        )
+        self.real = UniformCompressor(Uniform(spec.bits, 2 * spec.block_size, spec.rounding, spec.scale))
 
     @property
     def guarantees(self) -> Guarantees:
@@ -167,14 +161,10 @@ class SharesScales(Wrapped):
 class RepeatsItsNoise(Wrapped):
     """All ranks and phases draw the same random bits."""
 
-    def compress(
-        self, x: Array, wire: Bytes, table: SegmentTable, keys: Keys, stream: int, **kw: Any
-    ) -> int:
+    def compress(self, x: Array, wire: Bytes, table: SegmentTable, keys: Keys, stream: int, **kw: Any) -> int:
         return super().compress(x, wire, table, keys, 0, **kw)
 
-    def decompress(
-        self, wire: Bytes, out: Array, table: SegmentTable, keys: Keys, stream: int, **kw: Any
-    ) -> int:
+    def decompress(self, wire: Bytes, out: Array, table: SegmentTable, keys: Keys, stream: int, **kw: Any) -> int:
         return super().decompress(wire, out, table, keys, 0, **kw)
 
 
@@ -201,9 +191,7 @@ class ReplacesForAdd(Wrapped):
 class RoundsTheResidual(Wrapped):
     """The residual is kept in half precision."""
 
-    def compress(
-        self, x: Array, wire: Bytes, table: SegmentTable, *args: Any, residual: Owed = None, **kw: Any
-    ) -> int:
+    def compress(self, x: Array, wire: Bytes, table: SegmentTable, *args: Any, residual: Owed = None, **kw: Any) -> int:
         used = super().compress(x, wire, table, *args, residual=residual, **kw)
         if residual is not None:
             for row in table.rows:

@@ -41,8 +41,9 @@ class Family:
 def grid_of(values: Floats, block_size: int) -> Floats:
     """Return `values` as rows of blocks, the last one filled with its own first element."""
     numel = len(values)
-    fill = np.full(-numel % block_size, values[(numel - 1) // block_size * block_size]) if numel else []
-    return np.concatenate([values, np.asarray(fill, np.float32)]).reshape(-1, block_size)
+    last = (numel - 1) // block_size * block_size
+    fill = np.repeat(values[last : last + 1], -numel % block_size)
+    return np.concatenate([values, fill]).reshape(-1, block_size)
 
 
 def _spread(per_block: Floats, numel: int, block_size: int) -> Floats64:
@@ -72,8 +73,7 @@ def _uniform_granules(spec: Uniform, payload: Bytes, numel: int, dtype: Dtype) -
     scales, codes = payload[: blocks * pair], payload[blocks * pair :][: tiles * 4 * spec.bits]
     per_block = spec.block_size // TILE * 4 * spec.bits
     return [
-        scales[i * pair : (i + 1) * pair].tobytes()
-        + codes[i * per_block : (i + 1) * per_block].tobytes()
+        scales[i * pair : (i + 1) * pair].tobytes() + codes[i * per_block : (i + 1) * per_block].tobytes()
         for i in range(blocks)
     ]
 
@@ -89,7 +89,8 @@ def _exactly(spec: object, values: Floats, step: Floats64) -> Floats64:
 def _to_bf16(spec: object, values: Floats, step: Floats64) -> Floats64:
     """Half a unit of 8 significant bits; below 2**-126 the unit is 2**-133."""
     _, exponent = np.frexp(np.abs(values.astype(np.float64)))
-    return np.ldexp(0.5, np.maximum(exponent - 8, -133))
+    half_units: Floats64 = np.exp2(np.maximum(exponent - 8, -133) - 1.0)
+    return half_units
 
 
 def _elements(itemsize: Callable[[Dtype], int]) -> Callable[..., list[bytes]]:

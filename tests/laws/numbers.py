@@ -66,20 +66,14 @@ def check_conservation(subject: Subject) -> None:
             for scale in (1.0, 1 / 3):
                 rows = _rows(subject, pattern)
                 batch = Batch(subject.compressor, rows, dtype)
-                before = [
-                    gradient(pattern, len(row), seed="residual") * np.float32(0.1) for row in rows
-                ]
+                before = [gradient(pattern, len(row), seed="residual") * np.float32(0.1) for row in rows]
                 encoded = batch.compress(scale=scale, residual=before)
                 decoded = batch.decompress(encoded.payload)
-                for x, owed, found, left in zip(
-                    batch.inputs, before, decoded, encoded.residual, strict=True
-                ):
+                for x, owed, found, left in zip(batch.inputs, before, decoded, encoded.residual, strict=True):
                     _compare_sums(subject, x * np.float32(scale), owed, found, left)
 
 
-def _compare_sums(
-    subject: Subject, scaled: Floats, owed: Floats, found: Floats, left: Floats
-) -> None:
+def _compare_sums(subject: Subject, scaled: Floats, owed: Floats, found: Floats, left: Floats) -> None:
     lost = (scaled.astype(np.float64) + owed) - (found.astype(np.float64) + left)
     size = subject.granule_numel
     largest = np.maximum.reduce([np.abs(a) for a in (scaled, owed, found, left)])

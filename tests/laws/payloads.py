@@ -65,11 +65,11 @@ def check_determinism(subject: Subject) -> None:
     payload = batch.compress().payload
     found = b"".join(row.tobytes() for row in batch.decompress(payload))
     assert payload.tobytes() == batch.compress().payload.tobytes()
-    for threads in (2, 5):
-        with _threads(threads):
-            assert payload.tobytes() == batch.compress().payload.tobytes(), f"{threads} threads"
+    for count in (2, 5):
+        with threads(count):
+            assert payload.tobytes() == batch.compress().payload.tobytes(), f"{count} threads"
             again = b"".join(row.tobytes() for row in batch.decompress(payload))
-            assert found == again, f"{threads} threads"
+            assert found == again, f"{count} threads"
     elsewhere = batch.compress(stream=stream(SCATTER, STREAM + 1)).payload
     assert (payload.tobytes() != elsewhere.tobytes()) == subject.is_random
     batch.keys = batch.keys + np.uint64(1)
@@ -77,7 +77,7 @@ def check_determinism(subject: Subject) -> None:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def threads(count: int) -> Iterator[None]:
     """Spreads calls over `count` threads, however little there is to do."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CGX_THREADS", str(count))
@@ -106,9 +106,7 @@ def check_independence(subject: Subject) -> None:
         assert _granules(subject, changed, 0)[1] == whole[1], "a neighbour changed a granule"
     rows = [x, x[:33], gradient("outlier", numel), x[:0]]
     together = Batch(subject.compressor, rows).compress().payload.tobytes()
-    singly = [
-        Batch(subject.compressor, [row] * (i + 1), starts=[0] * i + [i * 8192]) for i, row in enumerate(rows)
-    ]
+    singly = [Batch(subject.compressor, [row] * (i + 1), starts=[0] * i + [i * 8192]) for i, row in enumerate(rows)]
     last = [_last_row(batch) for batch in singly]
     assert together == b"".join(last), "a row's bytes depend on the rows around it"
 
@@ -215,9 +213,7 @@ def _check_add(subject: Subject) -> None:
             assert total.tobytes() == total_by_steps.tobytes(), f"{dtype}: ADD is not decode then add"
 
 
-def _check_reduce(
-    subject: Subject, into: Compressor | None, world_size: int, own_rank: int, variant: int
-) -> None:
+def _check_reduce(subject: Subject, into: Compressor | None, world_size: int, own_rank: int, variant: int) -> None:
     scatter, dtype = subject.compressor, DTYPES[(variant + world_size + own_rank) % 3]
     scale = 1 / world_size if variant % 2 else 1.0
     batches = [

@@ -22,4 +22,4 @@ _FAMILIES: list[tuple[object, Family]] = [
     (ZeroSuppressed(), WHOLE_ROWS),
 ]
 
-SUBJECTS = [Subject(spec, family, compressor_for(spec)) for spec, family in _FAMILIES]  # type: ignore[arg-type]
+SUBJECTS = [Subject(spec, family, compressor_for(spec)) for spec, family in _FAMILIES]

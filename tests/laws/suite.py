@@ -29,4 +29,3 @@ LAWS: dict[str, tuple[Law, Callable[[Subject], bool]]] = {
         lambda s: s.compressor.guarantees.contraction is not None,
     ),
 }
-

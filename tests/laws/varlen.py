@@ -45,9 +45,7 @@ class ZeroSuppressed:
 class ZeroSuppressedCompressor:
     """Compressor of `ZeroSuppressed`; exact, NaN and infinity included."""
 
-    guarantees = Guarantees(
-        unbiased=True, error_bound=0.0, contraction=0.0, fixed_size=False, granule=WHOLE_ROW
-    )
+    guarantees = Guarantees(unbiased=True, error_bound=0.0, contraction=0.0, fixed_size=False, granule=WHOLE_ROW)
 
     def __init__(self, spec: ZeroSuppressed) -> None:
         self.spec = spec
@@ -70,9 +68,7 @@ class ZeroSuppressedCompressor:
                     values += residual[state : state + numel]
                     residual[state : state + numel] = 0
             is_sent = values.view(np.uint32) != 0
-            body = np.concatenate(
-                [np.packbits(is_sent, bitorder="little"), values[is_sent].view(np.uint8)]
-            )
+            body = np.concatenate([np.packbits(is_sent, bitorder="little"), values[is_sent].view(np.uint8)])
             used = 4 + len(body)
             wire[at : at + align(used)] = 0
             wire[at : at + 4] = np.array([used], np.uint32).view(np.uint8)

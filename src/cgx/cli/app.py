@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import cgx
+from cgx.cli.bench.app import bench
 from cgx.cli.demo.command import demo
 from cgx.cli.doctor.command import doctor
 
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(doctor)
+app.add_typer(bench)
 
 
 def _print_version(wanted: bool) -> None:

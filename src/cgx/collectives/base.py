@@ -2,6 +2,7 @@
 
 Between two yields a reducer computes and posts; it never blocks. The pipeline waits for the yielded works and resumes
 the generators of all pieces in one agreed order, so that every lane carries the pieces in the same order on all ranks.
+All ranks yield the same number of works for a piece, and its last one is ``Last``.
 
 Laws (``tests/conformance``): all ranks end bit-identical; sums run in rank order; inputs whose blocks and sum are fixed
 points of the codecs give the exact sum; every element is reduced exactly once; bytes sent equal the ``Cost``; the
@@ -24,6 +25,18 @@ from cgx.errors import PlanMismatchError
 from cgx.transports.base import Bytes, Channel, Transport, Work
 
 Stages = Generator[Work, None, None]
+
+
+@final
+class Last:
+    """The last work that a piece yields: after it the piece has nothing more to post."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def wait(self) -> None:
+        """See ``Work.wait``."""
+        self._work.wait()
 
 
 class Op(enum.Enum):
@@ -112,9 +125,9 @@ class Ticket:
     Cost: one step of ``8 (W - 1)`` bytes per rank, overlapped with the encoding of the first piece.
     """
 
-    def __init__(self, lane: Transport, tag: int, label: str) -> None:
+    def __init__(self, lane: Transport, tag: int) -> None:
         world = lane.world_size
-        self._tag, self._label = tag, label
+        self._tag = tag
         mine = np.array([tag], np.uint64).view(np.uint8)
         self._received: list[Bytes | None] = [
             None if peer == lane.rank else np.empty(8, np.uint8) for peer in range(world)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cgx.collectives.base import Op, Stages
+from cgx.collectives.base import Last, Op, Stages
 from cgx.transports.base import Transport
 
 
@@ -22,4 +22,4 @@ def exact_all_reduce(x: Any, op: Op, lane: Transport) -> Stages:
     """
     if op is Op.AVG:
         x /= lane.world_size
-    yield lane.all_reduce(x)
+    yield Last(lane.all_reduce(x))

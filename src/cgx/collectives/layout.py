@@ -24,7 +24,7 @@ from cgx.core.segments import (
 from cgx.core.spec import ITEMSIZE, Dtype, PhaseSpecs
 from cgx.core.wire import HEAD_NBYTES
 
-_NO_STATE = 0
+_NO_STATE = -1
 
 
 @final
@@ -35,12 +35,14 @@ class Group:
     Args:
         scatter: Compressor of phase one, and ``table`` its rows.
         gather: Compressor of phase two, and ``table_out`` the same rows with their phase-two offsets.
+        has_state: The rows have room in the residual arena.
     """
 
     scatter: Compressor
     gather: Compressor
     table: SegmentTable
     table_out: SegmentTable
+    has_state: bool
 
 
 @final
@@ -118,14 +120,15 @@ def _table(rows: NDArray[np.int64], compressor: Compressor, dtype: Dtype) -> Seg
 
 
 def _chunk(owner: int, rows: NDArray[np.int64], segments: Sequence[Segment], dtype: Dtype) -> Chunk:
-    by_specs: dict[PhaseSpecs, list[int]] = {}
-    for i, parameter in enumerate(rows[:, PARAMETER].tolist()):
-        by_specs.setdefault(segments[parameter].specs, []).append(i)
+    alike: dict[tuple[PhaseSpecs, bool], list[int]] = {}
+    for i, (parameter, state) in enumerate(rows[:, [PARAMETER, STATE]].tolist()):
+        alike.setdefault((segments[parameter].specs, state != _NO_STATE), []).append(i)
     groups = []
-    for specs, chosen in by_specs.items():
+    for (specs, has_state), chosen in alike.items():
         scatter, gather = compressor_for(specs.scatter), compressor_for(specs.gather)
         part = np.ascontiguousarray(rows[chosen])
-        groups.append(Group(scatter, gather, _table(part, scatter, dtype), _table(part, gather, dtype)))
+        table, table_out = _table(part, scatter, dtype), _table(part, gather, dtype)
+        groups.append(Group(scatter, gather, table, table_out, has_state))
     if not groups:
         return Chunk(owner, (), 0, 0)
     return Chunk(
@@ -164,11 +167,11 @@ def cut(
     rows, owners, offsets = _rows(segments, states or [None] * len(segments), world_size)
     raw_ends = np.cumsum(rows[:, NUMEL]) * ITEMSIZE[dtype]
     raw_nbytes = int(raw_ends[-1]) if len(rows) else 0
-    count = -(-raw_nbytes // (piece_nbytes or default_piece_nbytes(raw_nbytes)))
+    count = min(len(rows), -(-raw_nbytes // (piece_nbytes or default_piece_nbytes(raw_nbytes))))
     piece_of = (raw_ends - 1) * count // max(1, raw_nbytes)
     pieces = []
-    for index in range(count):
-        inside = piece_of == index
+    for index, part in enumerate(np.unique(piece_of)):
+        inside = piece_of == part
         chunks = tuple(_chunk(owner, rows[inside & (owners == owner)], segments, dtype) for owner in range(world_size))
         fixed = all(
             codec.guarantees.fixed_size

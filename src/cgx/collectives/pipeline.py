@@ -1,9 +1,12 @@
 """The worker that moves pieces: one thread per session, one agreed order.
 
-At every tick it starts the next piece, if there is one, and resumes the pieces whose turn has come, oldest first. A
-piece rests ``DEPTH`` ticks after each post, which is when the wire works for it. The order of posts on each lane is
-therefore the order of pieces, on every rank, however differently their reductions arrive; that is what makes two lanes
-safe where callbacks are not (``docs/adr/0004``).
+A job goes in ticks of its own. At each it starts its next piece, if there is one, and resumes the pieces whose turn has
+come, oldest first; a piece rests ``DEPTH`` ticks after each post, which is when the wire works for it. So the posts and
+waits of a job have one order, the same on every rank.
+
+The next job starts as soon as all pieces of the one in front are started, but waits for nothing until that one has
+posted everything. A rank that hears of the next job late is then never waited for by one whose posts it needs itself,
+however differently jobs arrive; that is what makes two lanes safe where callbacks are not (``docs/adr/0004``).
 """
 
 from __future__ import annotations
@@ -16,11 +19,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import final
 
+from cgx.collectives.base import Last
 from cgx.errors import CgxError, TransportError
 from cgx.transports.base import Work
 
 DEPTH = 2  # ticks between posting and waiting: two pieces on the wire while a third is encoded
-_LIMIT = 8  # pieces in flight; bounds the memory of payload buffers
 
 Done = Callable[[BaseException | None], None]
 
@@ -41,41 +44,59 @@ class Job:
     done: Done
 
 
-class _Running:
-    """A job whose pieces are under way."""
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.left = 1  # unfinished, also while its pieces are being made
-
-    def start(self) -> list[_Active]:
-        pieces = [_Active(self, stages) for stages in self.job.make()]
-        self.left = len(pieces)
-        if not pieces:
-            self.job.done(None)
-        return pieces
-
-    def finish_piece(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            self.job.done(None)
-
-
+@final
 class _Active:
     """A piece between two of its stages."""
 
-    def __init__(self, running: _Running, stages: Iterator[Work]) -> None:
-        self.running, self.stages = running, stages
+    def __init__(self, stages: Iterator[Work], tick: int) -> None:
+        self.due, self._stages = tick, stages
         self.work: Work | None = None
-        self.due = 0
 
     def advance(self, tick: int) -> bool:
         """Waits for what was posted, computes, posts the next; False when the piece is finished."""
         if self.work is not None:
             self.work.wait()
-        self.work = next(self.stages, None)
+        self.work = next(self._stages, None)
         self.due = tick + DEPTH
         return self.work is not None
+
+
+@final
+class _Running:
+    """A job under way."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._tick = 0
+        self._unstarted = deque(job.make())
+        self._active: list[_Active] = []
+
+    @property
+    def waits_next(self) -> bool:
+        """True when the next tick may wait for a peer: a piece's first stage never does."""
+        return self._tick >= DEPTH
+
+    @property
+    def has_started_all(self) -> bool:
+        """True when every piece is encoded."""
+        return not self._unstarted
+
+    @property
+    def has_posted_all(self) -> bool:
+        """True when no peer can be waiting for anything that this rank has yet to post."""
+        return not self._unstarted and all(isinstance(piece.work, Last) for piece in self._active)
+
+    @property
+    def is_finished(self) -> bool:
+        """True when every piece is where it belongs."""
+        return not self._unstarted and not self._active
+
+    def advance(self) -> None:
+        """One tick."""
+        if self._unstarted:
+            self._active.append(_Active(self._unstarted.popleft(), self._tick))
+        self._active = [piece for piece in self._active if piece.due > self._tick or piece.advance(self._tick)]
+        self._tick += 1
 
 
 @final
@@ -124,26 +145,31 @@ class Pipeline:
             thread.join(timeout_seconds)
 
     def _run(self) -> None:
-        active: deque[_Active] = deque()
-        ready: deque[_Active] = deque()
+        jobs: deque[Job] = deque()
         running: list[_Running] = []
-        tick, is_open = 0, True
+        is_open = True
+        job: Job | None = None
         try:
-            while is_open or active or ready:
-                is_open = self._receive(ready, running, wait=not (active or ready)) and is_open
-                running = [r for r in running if r.left]
-                if ready and len(active) < _LIMIT:
-                    active.append(ready.popleft())
-                for piece in list(active):
-                    if piece.due <= tick and not piece.advance(tick):
-                        active.remove(piece)
-                        piece.running.finish_piece()
-                tick += 1
+            while is_open or jobs or running:
+                is_open = self._receive(jobs, wait=not (jobs or running)) and is_open
+                if jobs and (not running or running[-1].has_started_all):
+                    job = jobs[0]
+                    running.append(_Running(job))
+                    jobs.popleft()
+                may_wait = True
+                for run in list(running):
+                    job = run.job
+                    if may_wait or not run.waits_next:
+                        run.advance()
+                    may_wait = may_wait and run.has_posted_all
+                    if run.is_finished:
+                        running.remove(run)
+                        job.done(None)
         except BaseException as error:  # every waiting caller must hear of it, whatever it is
-            self._fail(error, running)
+            self._fail(_about(job, error), [*(run.job for run in running), *jobs])
 
-    def _receive(self, ready: deque[_Active], running: list[_Running], *, wait: bool) -> bool:
-        """Moves submitted jobs to ``ready``; False once the pipeline is closed."""
+    def _receive(self, jobs: deque[Job], *, wait: bool) -> bool:
+        """Moves submitted jobs to ``jobs``; False once the pipeline is closed."""
         while True:
             try:
                 job = self._inbox.get(block=wait)
@@ -151,31 +177,28 @@ class Pipeline:
                 return True
             if job is None:
                 return False
-            run = _Running(job)
-            running.append(run)
-            ready.extend(run.start())
+            jobs.append(job)
             wait = False
 
-    def _fail(self, error: BaseException, running: list[_Running]) -> None:
+    def _fail(self, error: BaseException, jobs: list[Job]) -> None:
         with self._lock:
             self._error = error
         with suppress(Exception):  # the failure at hand is the one to report
             self._on_failure()
-        jobs = [run.job for run in running if run.left]
         while not self._inbox.empty():
             job = self._inbox.get()
             if job is not None:
                 jobs.append(job)
         for job in jobs:
-            job.done(_about(job.label, error))
+            job.done(error)
 
 
-def _about(label: str, error: BaseException) -> BaseException:
+def _about(job: Job | None, error: BaseException) -> BaseException:
     """The error with the reduction it struck, in the same class when it is one of ours."""
+    label = "the pipeline" if job is None else job.label
     if isinstance(error, CgxError):
-        named = type(error)(f"{label}: {error}")
-        named.__cause__ = error
-        return named
-    named = TransportError(f"{label}: {type(error).__name__}: {error}")
+        named: CgxError = type(error)(f"{label}: {error}")
+    else:
+        named = TransportError(f"{label}: {type(error).__name__}: {error}")
     named.__cause__ = error
     return named

@@ -12,7 +12,7 @@ from typing import final
 
 import numpy as np
 
-from cgx.collectives.base import Reduction, Stages, Ticket
+from cgx.collectives.base import Last, Reduction, Stages, Ticket
 from cgx.collectives.layout import Chunk, Group, Piece
 from cgx.compressors.base import Compressor
 from cgx.core.random import GATHER, SCATTER, stream
@@ -37,7 +37,7 @@ def _encode(chunk: Chunk, piece: Piece, reduction: Reduction, phase: int, wire: 
     rank, at = reduction.scatter_lane.rank, HEAD_NBYTES
     for group in chunk.groups:
         codec, table = _side(group, phase)
-        residual = reduction.residual if phase == SCATTER else None
+        residual = reduction.residual if phase == SCATTER and group.has_state else None
         at += codec.compress(reduction.x, wire[at:], table, reduction.keys, stream(phase, rank), residual=residual)
     Head(at, _tag(piece, reduction, phase)).write(wire)
     return wire[:at]
@@ -60,8 +60,8 @@ def _check(sender: int, piece: Piece, reduction: Reduction, phase: int, wire: By
     return Head.read(wire, tag=_tag(piece, reduction, phase), source=source)
 
 
-def _exchange(send: PeerBuffers, recv: PeerBuffers, lane: Transport) -> Generator[Work, None, PeerBuffers]:
-    """An all-to-all of payloads whose sizes only their senders know; returns the filled parts of ``recv``."""
+def _agree_on_sizes(send: PeerBuffers, recv: PeerBuffers, lane: Transport) -> Generator[Work, None, PeerBuffers]:
+    """Tells the peers the sizes of payloads that only their senders know; returns the parts of ``recv`` to fill."""
     announce = [None if b is None else np.array([b.nbytes], np.int64).view(np.uint8) for b in send]
     heard = [None if b is None else np.empty(8, np.uint8) for b in recv]
     yield lane.all_to_all(announce, heard, Channel.SIZES)
@@ -74,7 +74,6 @@ def _exchange(send: PeerBuffers, recv: PeerBuffers, lane: Transport) -> Generato
         if not HEAD_NBYTES <= nbytes <= buffer.nbytes:
             raise WireError(f"rank {sender} announces {nbytes} bytes; the plan allows up to {buffer.nbytes}")
         filled.append(buffer[:nbytes])
-    yield lane.all_to_all(send, filled, Channel.BODY)
     return filled
 
 
@@ -97,13 +96,12 @@ class ScatterReduce:
             None if chunk.owner == lane.rank or not chunk.groups else pool.take(chunk.gather_nbytes)
             for chunk in piece.chunks
         ]
-        if piece.has_fixed_size:
-            payloads: PeerBuffers = received
-            yield lane.all_gather(wire_out if mine.groups else None, received, Channel.BODY)
-        else:
-            used = Head.used_nbytes_of(wire_out) if mine.groups else 0
-            send = broadcast_buffers(wire_out[:used] if used else None, received, lane.rank)
-            payloads = yield from _exchange(send, received, lane)
+        used = Head.used_nbytes_of(wire_out) if mine.groups else 0
+        send = broadcast_buffers(wire_out[:used] if used else None, received, lane.rank)
+        payloads: PeerBuffers = received
+        if not piece.has_fixed_size:
+            payloads = yield from _agree_on_sizes(send, received, lane)
+        yield Last(lane.all_to_all(send, payloads, Channel.BODY))
         for chunk, payload in zip(piece.chunks, payloads, strict=True):
             if payload is not None:
                 _decode(chunk, piece, reduction, payload)
@@ -121,7 +119,7 @@ class ScatterReduce:
         rank, world = lane.rank, lane.world_size
         mine = piece.chunks[rank]
         if reduction.ticket is None:
-            reduction.ticket = Ticket(lane, reduction.tag, reduction.label)
+            reduction.ticket = Ticket(lane, reduction.tag)
         taken = [
             None if chunk.owner == rank or not chunk.groups else pool.take(chunk.scatter_nbytes)
             for chunk in piece.chunks
@@ -134,11 +132,11 @@ class ScatterReduce:
             yield reduction.ticket
         wires = pool.take(world * mine.scatter_nbytes)
         grid = wires.reshape(world, mine.scatter_nbytes)
-        recv = [None if peer == rank or not mine.groups else grid[peer] for peer in range(world)]
-        if piece.has_fixed_size:
-            yield lane.all_to_all(send, recv, Channel.BODY)
-        else:
-            yield from _exchange(send, recv, lane)
+        recv: PeerBuffers = [None if peer == rank or not mine.groups else grid[peer] for peer in range(world)]
+        if not piece.has_fixed_size:
+            recv = yield from _agree_on_sizes(send, recv, lane)
+        work = lane.all_to_all(send, recv, Channel.BODY)
+        yield work if encode else Last(work)
         for sender, payload in enumerate(recv):
             if payload is not None:
                 _check(sender, piece, reduction, SCATTER, payload)

@@ -47,7 +47,7 @@ class Guarantees:
         error_bound: Largest error of an element, in steps of its block (0: exact up to the wire dtype).
         contraction: Upper bound of squared error over squared norm, or None.
         fixed_size: Payload sizes follow from numel alone.
-        granule: Elements whose bytes belong together.
+        granule: Elements whose bytes belong together; 0 for the whole row.
     """
 
     unbiased: bool

@@ -33,8 +33,8 @@ class UniformCompressor:
     def guarantees(self) -> Guarantees:
         """Error at most half a step for nearest and dithered, one step for stochastic rounding.
 
-        Contraction: the squared error is at most ``B/4 * step**2`` and ``step`` at most ``2 |x| / top`` (the range of
-        a block is at most twice its norm, rounded outward), hence ``B / top**2`` with a margin for bf16 scales.
+        Contraction: an element's squared error is at most ``(bound * step)**2`` and the range of a block at most
+        ``sqrt(2)`` times its norm, hence ``2 B (bound / top)**2``, with 5 % for scales rounded outward.
         """
         spec = self.spec
         bound = 1.0 if spec.rounding == "stochastic" else 0.5

@@ -65,7 +65,7 @@ class Uniform:
     scale: ScaleDtype = "bf16"
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.bits, int) and 1 <= self.bits <= 8):
+        if not (type(self.bits) is int and 1 <= self.bits <= 8):  # True is no number of bits
             raise SpecError(f"uniform: bits must be an integer from 1 to 8, found {self.bits!r}")
         size = self.block_size
         if not (isinstance(size, int) and MIN_BLOCK_SIZE <= size <= MAX_BLOCK_SIZE and size & (size - 1) == 0):

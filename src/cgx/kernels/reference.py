@@ -46,12 +46,14 @@ def from_f32(values: Floats, dtype: np.dtype[Any]) -> AnyFloats:
 
 def dither(key: np.uint64, start: int, tiles: int) -> Ints:
     """16 random bits per element, shape (tiles, 32), for tiles from element ``start`` on."""
-    k0, k1 = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
-    counter = (np.arange(tiles * 16, dtype=np.uint64) + np.uint64(start // 2)).astype(np.uint32)
+    numbers = np.arange(tiles, dtype=np.uint64) + np.uint64(start // TILE)
     with np.errstate(over="ignore"):
-        h = ((counter + k0) * np.uint32(0x7FEB352D)) ^ k1
+        z = np.uint64(key) + numbers * np.uint64(0x9E3779B97F4A7C15)
+        z = ((z ^ (z >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9))[:, None]
+        first, word = z.astype(np.uint32), (z >> np.uint64(32)).astype(np.uint32)
+        h = ((np.arange(16, dtype=np.uint32) + first) * np.uint32(0x7FEB352D)) ^ word
         h = (h ^ (h >> np.uint32(15))) * np.uint32(0x846CA68B)
-    h = (h ^ (h >> np.uint32(16))).reshape(tiles, 16)
+    h = h ^ (h >> np.uint32(16))
     return np.concatenate([h & np.uint32(0xFFFF), h >> np.uint32(16)], axis=1).astype(np.int32)
 
 

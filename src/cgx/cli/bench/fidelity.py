@@ -70,7 +70,8 @@ def _widening(specs: PhaseSpecs) -> float:
         return math.sqrt(guarantees.contraction or 0.0)
     # The largest error may be that of one of the phase-one blocks inside a block of phase two.
     blocks = max(1, specs.gather.block_size // block_size_of(specs.scatter))
-    return 2 * guarantees.error_bound / (2**specs.gather.bits - 1) * math.sqrt(blocks)
+    top: int = 2**specs.gather.bits - 1
+    return 2 * guarantees.error_bound / top * math.sqrt(blocks)
 
 
 def nmse(found: Floats, exact: NDArray[np.float64]) -> float:

@@ -29,3 +29,14 @@ def percentiles(seconds: Sequence[float]) -> Percentiles:
     """
     p20, p80 = np.percentile(seconds, [20, 80])
     return Percentiles(float(p20), statistics.median(seconds), float(p80))
+
+
+def milliseconds(seconds: float) -> str:
+    """Writes a time in milliseconds, with three digits.
+
+    Example:
+        >>> milliseconds(0.0012345), milliseconds(12.345)
+        ('1.23', '12345')
+    """
+    ms = seconds * 1e3
+    return f"{ms:.3g}" if ms < 1000 else f"{ms:.0f}"

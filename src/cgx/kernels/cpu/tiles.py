@@ -7,6 +7,8 @@ packed for the whole tile, so that packing needs neither shuffles nor bytes shar
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 from __future__ import annotations
 
+import numpy as np
+
 from cgx.kernels.cpu import simd as v
 from cgx.kernels.cpu.floats import I32, inlined
 
@@ -75,23 +77,26 @@ def unpack(wire, at, bits):
 
 
 @inlined
-def _hash(counter, k0, k1):
-    """32 random bits per lane: two multiply rounds, the second key word between them."""
-    h = (counter + k0) * v.splat_i32(I32(0x7FEB352D))
-    h = h ^ k1
+def _hash(counter, word):
+    """32 random bits per lane: two multiply rounds, the tile's second word between them."""
+    h = (counter * v.splat_i32(I32(0x7FEB352D))) ^ word
     h = h ^ v.shift_right_logical(h, v.splat_i32(I32(15)))
     h = h * v.splat_i32(I32(-0x7B935975))  # 0x846CA68B
     return h ^ v.shift_right_logical(h, v.splat_i32(I32(16)))
 
 
 @inlined
-def dither(tile, key0, key1):
+def dither(tile, key):
     """16 random bits for each element of tile number ``tile`` of a parameter.
 
-    One hash serves two elements: its low half element ``i`` (``i < 16``), its high half element ``i + 16``.
+    Each tile has two words of its own, mixed in 64-bit scalars beside the vectors. One hash serves two elements: its low
+    half element ``i`` (``i < 16``), its high half element ``i + 16``.
     """
-    first = v.lane_numbers() + v.splat_i32(I32(tile * 16))
-    a = _hash(first, key0, key1)
-    b = _hash(first + v.splat_i32(I32(8)), key0, key1)
+    z = key + np.uint64(tile) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
+    first = v.lane_numbers() + v.splat_i32(I32(np.uint32(z & np.uint64(0xFFFFFFFF))))
+    word = v.splat_i32(I32(np.uint32(z >> np.uint64(32))))
+    a = _hash(first, word)
+    b = _hash(first + v.splat_i32(I32(8)), word)
     low, sixteen = v.splat_i32(I32(0xFFFF)), v.splat_i32(I32(16))
     return a & low, b & low, v.shift_right_logical(a, sixteen), v.shift_right_logical(b, sixteen)

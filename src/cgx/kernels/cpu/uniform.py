@@ -27,12 +27,11 @@ _ZERO, _TILE, _NO, _ONE = np.int64(0), np.int64(TILE), np.bool_(False), F32(1)
 
 @jit
 def payload_key(key, stream):
-    """``core.random.payload_keys`` for one parameter, split in two words."""
+    """``core.random.payload_keys`` for one parameter."""
     z = key + np.uint64(stream + 1) * _GOLDEN
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z = z ^ (z >> np.uint64(31))
-    return I32(np.uint32(z & np.uint64(0xFFFFFFFF))), I32(np.uint32(z >> np.uint64(32)))
+    return z ^ (z >> np.uint64(31))
 
 
 @inlined
@@ -102,7 +101,7 @@ def _codes_at(row, n, spec):
 
 
 @jit
-def _encode_run(block, offset, n, tile, spec, k0, k1, wire, scale_at, codes_at, keep, decoded, kept,
+def _encode_run(block, offset, n, tile, spec, key, wire, scale_at, codes_at, keep, decoded, kept,
                 factor, soon, soon_at):  # fmt: skip
     """Encodes ``block[offset:] * factor`` in whole tiles, any padding equal to its block's first element.
 
@@ -112,7 +111,6 @@ def _encode_run(block, offset, n, tile, spec, k0, k1, wire, scale_at, codes_at, 
     top = F32((1 << bits) - 1)
     tops = v.splat_f32(top * F32(65536))
     half, zero = _all(v.splat_i32(_HALF_CODE)), _all(v.splat_i32(I32(0)))
-    key0, key1 = v.splat_i32(k0), v.splat_i32(k1)
     # All scales first: their long chains of dependent instructions then overlap from block to block.
     put_at = scale_at
     for b in range(0, n, size):
@@ -154,7 +152,7 @@ def _encode_run(block, offset, n, tile, spec, k0, k1, wire, scale_at, codes_at, 
                 o = t * TILE
                 v.prefetch(soon, soon_at + b + o)
                 v.prefetch(soon, soon_at + b + o + 16)
-                noise = dither(tile + t, key0, key1)
+                noise = dither(tile + t, key)
                 q = _encode_tile(block, at + o, lows, inverse, tops, noise, bits, wire, codes_at + t * 4 * bits)
                 if keep:
                     if rounding == DITHERED:
@@ -166,10 +164,9 @@ def _encode_run(block, offset, n, tile, spec, k0, k1, wire, scale_at, codes_at, 
 
 
 @jit
-def _decode_run(wire, scale_at, codes_at, n, tile, spec, k0, k1, out, offset, add, base, base_at):
+def _decode_run(wire, scale_at, codes_at, n, tile, spec, key, out, offset, add, base, base_at):
     """Decodes whole tiles into ``out[offset:]``; with ``add``, what is written is ``base[base_at:]`` plus the value."""
     bits, size, rounding = spec[BITS], spec[BLOCK], spec[ROUNDING]
-    key0, key1 = v.splat_i32(k0), v.splat_i32(k1)
     zero = _all(v.splat_i32(I32(0)))
     for b in range(0, n, size):
         m = min(size, n - b)
@@ -187,7 +184,7 @@ def _decode_run(wire, scale_at, codes_at, n, tile, spec, k0, k1, out, offset, ad
         if rounding == DITHERED:
             for t in range(tiles):
                 codes = unpack(wire, codes_at + t * 4 * bits, bits)
-                gap = _centred(dither(tile + t, key0, key1))
+                gap = _centred(dither(tile + t, key))
                 if add:
                     _add_values(codes, gap, lows, steps, base, base_at + b + t * TILE, out, at + t * TILE)
                 else:
@@ -236,11 +233,11 @@ def compress(
         n, tile = rows[r, NUMEL], rows[r, START] >> 5
         buffer, state, row = rows[r, BUFFER], rows[r, STATE], rows[r, WIRE]
         soon = rows[min(r + 1, stop - 1), BUFFER]
-        k0, k1 = payload_key(keys[rows[r, PARAMETER]], stream)
+        key = payload_key(keys[rows[r, PARAMETER]], stream)
         codes_at = _codes_at(row, n, spec)
         whole = n // size * size if direct else _ZERO
         _encode_run(
-            source, buffer, whole, tile, spec, k0, k1, payload, row, codes_at, keep, block, _ZERO,
+            source, buffer, whole, tile, spec, key, payload, row, codes_at, keep, block, _ZERO,
             _ONE, source, soon,
         )  # fmt: skip
         rest = n - whole
@@ -248,7 +245,7 @@ def compress(
             load_run(source, buffer + whole, rest, scale, owed, state, keep, block, raw)
             pad_run(block, rest, size)
             _encode_run(
-                block, _ZERO, _tiles(rest) << 5, tile + (whole >> 5), spec, k0, k1, payload,
+                block, _ZERO, _tiles(rest) << 5, tile + (whole >> 5), spec, key, payload,
                 row + whole // size * _pair_nbytes(spec),
                 codes_at + (whole >> 5) * 4 * spec[BITS], keep, block, room, _ONE, source, soon,
             )  # fmt: skip
@@ -264,16 +261,16 @@ def decompress(wire, out, rows, keys, stream, spec, add, spare, first, stop):
     payload, target, raw = v.pointer(wire), v.pointer(out), v.pointer(spare)
     for r in range(first, stop):
         n, tile, at, row = rows[r, NUMEL], rows[r, START] >> 5, rows[r, BUFFER], rows[r, WIRE]
-        k0, k1 = payload_key(keys[rows[r, PARAMETER]], stream)
+        key = payload_key(keys[rows[r, PARAMETER]], stream)
         codes_at = _codes_at(row, n, spec)
         whole = n & -TILE
-        _decode_run(payload, row, codes_at, whole, tile, spec, k0, k1, target, at, add, target, at)
+        _decode_run(payload, row, codes_at, whole, tile, spec, key, target, at, add, target, at)
         if whole < n:
             for i in range(n - whole):
                 raw[i] = target[at + whole + i]
             _decode_run(
                 payload, row + whole // size * _pair_nbytes(spec),
-                codes_at + (whole >> 5) * 4 * spec[BITS], _TILE, tile + (whole >> 5), spec, k0, k1,
+                codes_at + (whole >> 5) * 4 * spec[BITS], _TILE, tile + (whole >> 5), spec, key,
                 raw, _ZERO, add, raw, _ZERO,
             )  # fmt: skip
             for i in range(n - whole):
@@ -302,29 +299,33 @@ def reduce(
                 elif not in_place:
                     load_run(mine, at, n, _ONE, total, _ZERO, _NO, total, raw)
                 continue
-            k0, k1 = payload_key(key, senders[s])
+            sender_key = payload_key(key, senders[s])
             base = starts[s] + row
             first_codes = _codes_at(base, n, spec)
             if s == 1 and in_place:
-                _decode_run(received, base, first_codes, padded, tile, spec, k0, k1, total, _ZERO, in_place, mine, at)
+                _decode_run(
+                    received, base, first_codes, padded, tile, spec, sender_key, total, _ZERO, in_place, mine, at
+                )
             else:
-                _decode_run(received, base, first_codes, padded, tile, spec, k0, k1, total, _ZERO, s > 0, total, _ZERO)
+                _decode_run(
+                    received, base, first_codes, padded, tile, spec, sender_key, total, _ZERO, s > 0, total, _ZERO
+                )
         if not encode:
             for i in range(0, padded, 8):
                 v.store_f32(total, i, v.load_f32(total, i) * v.splat_f32(scale))
             store_run(total, _ZERO, n, mine, at, raw)
             continue
         out = wire_rows_out[r]
-        k0, k1 = payload_key(key, stream_out)
+        own_key = payload_key(key, stream_out)
         whole, codes_at = n // size * size, _codes_at(out, n, spec_out)
         _encode_run(
-            total, _ZERO, whole, tile, spec_out, k0, k1, payload, out, codes_at, encode, mine, at,
+            total, _ZERO, whole, tile, spec_out, own_key, payload, out, codes_at, encode, mine, at,
             scale, mine, soon,
         )  # fmt: skip
         if whole < n:
             pad_run(total, n, size)
             _encode_run(
-                total, whole, padded - whole, tile + (whole >> 5), spec_out, k0, k1, payload,
+                total, whole, padded - whole, tile + (whole >> 5), spec_out, own_key, payload,
                 out + whole // size * _pair_nbytes(spec_out),
                 codes_at + (whole >> 5) * 4 * spec_out[BITS], encode, total, whole, scale, mine, soon,
             )  # fmt: skip

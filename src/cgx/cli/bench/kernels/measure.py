@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, final
@@ -102,7 +102,7 @@ def _time(operation: Operation) -> float:
     return time.perf_counter() - start
 
 
-def _row(subject: Subject, operation: Operation, seconds: dict[str, Sequence[float]], verified: bool) -> Row:
+def _row(subject: Subject, operation: Operation, seconds: Mapping[str, Sequence[float]], verified: bool) -> Row:
     assert operation.baseline is not None
     own, baseline = (percentiles(seconds[name]) for name in (operation.name, operation.baseline))
     return Row(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cgx.cli.bench.fidelity import runs, scales
-from cgx.collectives.layout import cut
+from cgx.collectives.layout import Group, cut
 from cgx.compressors.base import Store
 from cgx.core.random import GATHER, SCATTER, name_hash, parameter_keys, stream
 from cgx.core.segments import CARRIERS, Segment
@@ -87,8 +88,8 @@ class Subject:
         """Everything to time in a round, baselines included."""
         timed = [
             Operation("memcpy", lambda: np.copyto(self._out, self._x)),
-            Operation("encode", self._encode, baseline="memcpy", is_right=self._decodes_within_bound),
-            Operation("decode", self._decode, self._encode, baseline="memcpy", is_right=self._decodes_within_bound),
+            Operation("encode", self._encode, baseline="memcpy", is_right=self._encoded),
+            Operation("decode", self._decode, self._encode, baseline="memcpy", is_right=self._decoded),
             Operation(
                 "decode_add",
                 lambda: self._decompress(self._wire, self._out, _sent(), Store.ADD),
@@ -100,20 +101,20 @@ class Subject:
         for payloads in PAYLOADS:
             steps = Operation(
                 f"steps_{payloads}",
-                lambda n=payloads: self._reduce_by_steps(self._own, self._wire_out, n),
+                partial(self._reduce_by_steps, self._own, self._wire_out, payloads),
                 self._restore,
             )
             fused = Operation(
                 f"reduce_{payloads}",
-                lambda n=payloads: self._reduce(n),
+                partial(self._reduce, payloads),
                 self._restore,
                 baseline=steps.name,
-                is_right=lambda n=payloads: self._equals_steps(n),
+                is_right=partial(self._equals_steps, payloads),
             )
             timed += [fused, steps]
         return timed
 
-    def _only_group(self, specs: PhaseSpecs) -> Any:
+    def _only_group(self, specs: PhaseSpecs) -> Group:
         segment = Segment(_NAME, (self.numel,), self.dtype, specs)
         layout = cut([segment], 1, piece_nbytes=max(1, self.raw_nbytes))
         return layout.pieces[0].chunks[0].groups[0]
@@ -164,9 +165,12 @@ class Subject:
         identity.scatter.decompress(own.view(np.uint8), total, identity.table, self._keys, 0)
         return total
 
-    def _decodes_within_bound(self) -> bool:
-        """Whether what was encoded decodes to within the declared bound, element by element."""
+    def _encoded(self) -> bool:
         self._decode()
+        return self._decoded()
+
+    def _decoded(self) -> bool:
+        """Whether what was decoded is within the declared bound of the gradient, element by element."""
         bound = self._codec.guarantees.error_bound
         relative, least = _ROUNDING[self.dtype]
         top = 2.0**self.spec.bits

@@ -1,0 +1,219 @@
+"""The laws of a reducer, ranks as threads: replicas, sums, exactness, bytes and owners."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cgx.collectives.base import Op
+from cgx.collectives.layout import cut
+from cgx.core.segments import CARRIERS, Segment
+from cgx.core.spec import EXACT, Cast, Dtype, Identity, PhaseSpecs, parse_specs
+from cgx.core.wire import HEAD_NBYTES
+from cgx.kernels.reference import to_f32
+from cgx.transports.base import Channel
+from tests.conformance.models import (
+    SIZES,
+    SUPPRESSED,
+    WORLD_SIZES,
+    cost_of,
+    full_copy_nbytes,
+    inputs_of,
+    mixed,
+    of_sizes,
+    same_bytes,
+    segment,
+)
+from tests.conformance.oracle import reduce_by_oracle
+from tests.harness import RankResult, Settings, Values, reduce_on_threads
+from tests.strategies import DTYPES, in_dtype, uniform_specs
+
+CASES = {
+    "sizes": lambda: of_sizes("uniform:4"),
+    "sizes-stochastic": lambda: of_sizes("uniform:2/rounding=stochastic"),
+    "sizes-exact": lambda: of_sizes(EXACT),
+    "sizes-varying": lambda: of_sizes(SUPPRESSED),
+    "mixed-fp32": lambda: mixed("fp32"),
+    "mixed-fp16": lambda: mixed("fp16"),
+    "mixed-bf16": lambda: mixed("bf16"),
+    "mixed-varying": lambda: mixed(with_varying=True),
+}
+
+
+def agreed(results: list[RankResult]) -> Values:
+    """Return what all ranks hold, after checking that they do."""
+    for result in results:
+        assert result.error is None, result.error
+        assert same_bytes(results[0].values, result.values), "replicas differ"
+    return results[0].values
+
+
+@pytest.mark.parametrize("op", Op)
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("case", CASES)
+def test_all_ranks_end_with_what_the_oracle_computes(case: str, world_size: int, op: Op) -> None:
+    segments = CASES[case]()
+    inputs = inputs_of(segments, world_size)
+    result = agreed(reduce_on_threads(inputs, segments, Settings(op, piece_nbytes=20_000)))
+    assert same_bytes(result, reduce_by_oracle(inputs, segments, op))
+
+
+@st.composite
+def models(draw: st.DrawFn) -> list[Segment]:
+    """Draw a model of one dtype; neighbours share a spec or not, a segment may have an owner of its own."""
+    dtype = draw(st.sampled_from(DTYPES))
+    codecs = st.one_of(uniform_specs, st.sampled_from([Identity(), Cast()]))
+    choices = draw(st.lists(st.builds(PhaseSpecs, codecs, codecs), min_size=1, max_size=3))
+    sizes = draw(st.lists(st.one_of(st.sampled_from(SIZES), st.integers(0, 9000)), min_size=1, max_size=6))
+    return [segment(f"p{i}", n, draw(st.sampled_from(choices)), dtype) for i, n in enumerate(sizes)]
+
+
+@settings(max_examples=30)
+@given(
+    segments=models(), world_size=st.integers(1, 5), op=st.sampled_from(Op), piece_nbytes=st.integers(1, 40_000),
+    pattern=st.sampled_from(["normal", "magnitudes", "sparse", "huge", "signed_zeros"]),
+    seed=st.integers(0, 2**64 - 1), reduction_index=st.integers(0, 2**40),
+)  # fmt: skip
+def test_any_model_ends_with_what_the_oracle_computes(
+    segments: list[Segment], world_size: int, op: Op, piece_nbytes: int, pattern: str, seed: int, reduction_index: int
+) -> None:
+    inputs = inputs_of(segments, world_size, pattern=pattern)
+    asked = Settings(op, piece_nbytes=piece_nbytes, seed=seed, reduction_index=reduction_index)
+    result = agreed(reduce_on_threads(inputs, segments, asked))
+    expected = reduce_by_oracle(inputs, segments, op, seed=seed, reduction_index=reduction_index)
+    assert same_bytes(result, expected)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_element_is_reduced_exactly_once(world_size: int, dtype: Dtype) -> None:
+    segments = of_sizes(EXACT, dtype)
+    # Whole numbers whose sums are exact in every dtype (bfloat16 has 8 bits): a lost or doubled one would show.
+    inputs = [
+        {s.name: in_dtype(((np.arange(s.numel) * (rank + 3)) % 16).astype(np.float32), dtype) for s in segments}
+        for rank in range(world_size)
+    ]
+    result = agreed(reduce_on_threads(inputs, segments, Settings(piece_nbytes=7000)))
+    for s in segments:
+        expected = sum((np.arange(s.numel) * (rank + 3)) % 16 for rank in range(world_size))
+        assert (to_f32(result[s.name]) == expected).all(), s
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize(
+    "specs", ["uniform:4/rounding=nearest", "uniform:4/rounding=stochastic", "uniform:4/rounding=nearest/scale=fp32"]
+)
+def test_inputs_on_the_grid_give_the_exact_sum(specs: str, world_size: int) -> None:
+    segments = of_sizes(specs, sizes=[128, 4096, 9 * 4096, 12_800])
+    # Every block spans the 16 levels; rank r's step is a power of two, and so is the step of the sum.
+    steps = [1, *(2**k for k in range(world_size - 1))]
+    grids = {s.name: np.resize(np.arange(16, dtype=np.float32)[::-1], s.numel) for s in segments}
+    inputs = [{name: grid * np.float32(step) for name, grid in grids.items()} for step in steps]
+    result = agreed(reduce_on_threads(inputs, segments, Settings()))
+    for name, grid in grids.items():
+        assert (result[name] == grid * sum(steps)).all(), name
+
+
+@pytest.mark.parametrize("specs", ["uniform:1", "uniform:4", "uniform:2/rounding=stochastic/scale=fp32", "bf16"])
+def test_constant_blocks_give_the_exact_sum_and_the_exact_mean(specs: str) -> None:
+    segments = of_sizes(specs)
+    inputs = [{s.name: np.full(s.numel, rank + 1, np.float32) for s in segments} for rank in range(4)]
+    total = agreed(reduce_on_threads(inputs, segments, Settings()))
+    mean = agreed(reduce_on_threads(inputs, segments, Settings(Op.AVG)))
+    assert all((total[s.name] == 10).all() and (mean[s.name] == 2.5).all() for s in segments)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("case", CASES)
+def test_bytes_sent_are_what_sizes_and_owners_say(case: str, world_size: int) -> None:
+    segments = CASES[case]()
+    inputs = inputs_of(segments, world_size)
+    results = reduce_on_threads(inputs, segments, Settings(piece_nbytes=1 << 30))
+    agreed(results)
+    varying = "varying" in case
+    for rank, result in enumerate(results):
+        scatter, gather = cost_of(segments, world_size, rank)
+        sent = [tap.nbytes[Channel.BODY] for tap in (result.scatter, result.gather)]
+        if varying:  # the sizes are capacities then
+            assert sent[0] <= scatter
+            assert sent[1] <= gather
+        else:
+            assert sent == [scatter, gather]
+        assert result.scatter.nbytes[Channel.TICKET] == 8 * (world_size - 1)
+        for tap in (result.scatter, result.gather):
+            assert tap.sent_nbytes == sum(tap.nbytes.values())
+            assert tap.posts[Channel.BODY] == 1, "one step per phase and piece"
+            assert tap.posts[Channel.SIZES] == (1 if varying else 0)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("piece_nbytes", [100, 20_000])
+def test_each_rank_sends_two_parts_of_w_of_one_compressed_copy(world_size: int, piece_nbytes: int) -> None:
+    segments = of_sizes("uniform:4")
+    results = reduce_on_threads(inputs_of(segments, world_size), segments, Settings(piece_nbytes=piece_nbytes))
+    agreed(results)
+    bodies = [
+        [len(message) for channel, _, message in tap.messages if channel is Channel.BODY]
+        for result in results
+        for tap in (result.scatter, result.gather)
+    ]
+    payload = sum(sum(sizes) - HEAD_NBYTES * len(sizes) for sizes in bodies)
+    assert payload == 2 * (world_size - 1) * full_copy_nbytes(segments)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("op", Op)
+def test_reduce_scatter_leaves_the_owner_the_sum_unencoded_and_the_others_their_input(
+    world_size: int, op: Op
+) -> None:
+    # The oracle with a second phase that loses nothing is what an owner must hold.
+    segments = of_sizes("uniform:4+identity")
+    inputs = inputs_of(segments, world_size)
+    whole = reduce_on_threads(inputs, segments, Settings(op))
+    results = reduce_on_threads(inputs, segments, Settings(op, scatter_only=True))
+    expected = reduce_by_oracle(inputs, segments, op)
+    for rank, result in enumerate(results):
+        assert result.error is None
+        for s in segments:
+            is_mine = np.repeat(s.owners(world_size) == rank, s.stripe_numel)[: s.numel]
+            held = np.where(is_mine, expected[s.name], inputs[rank][s.name])
+            assert same_bytes({"": result.values[s.name]}, {"": held}), (rank, s)
+        assert sum(result.gather.nbytes.values()) == 0, "phase two was sent"
+        sent, sent_by_all_reduce = (r.scatter.nbytes for r in (result, whole[rank]))
+        assert sent == sent_by_all_reduce, "phase one differs from an all-reduce's"
+
+
+def test_an_owner_named_in_the_table_reduces_the_whole_segment() -> None:
+    specs = parse_specs("uniform:4")
+    segments = [Segment(f"p{i}", (9000,), "fp32", specs, owner) for i, owner in enumerate([2, 0, 2, 1])]
+    inputs = inputs_of(segments, 3)
+    assert same_bytes(
+        agreed(reduce_on_threads(inputs, segments, Settings())), reduce_by_oracle(inputs, segments)
+    )
+    layout = cut(segments, 3)
+    owned = [sum(g.table.numel for piece in layout.pieces for g in piece.chunks[r].groups) for r in range(3)]
+    assert owned == [9000, 9000, 18000]
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_no_rank_owns_more_than_the_mean_and_a_stripe_for_each_parameter(world_size: int) -> None:
+    segments = [segment(f"layers.{i}.weight", (i % 5 + 1) * 7001, "uniform:4") for i in range(40)]
+    owned = np.zeros(world_size, np.int64)
+    for chunk in (chunk for piece in cut(segments, world_size).pieces for chunk in piece.chunks):
+        owned[chunk.owner] += sum(group.table.numel for group in chunk.groups)
+    assert owned.sum() == sum(s.numel for s in segments)
+    slack = sum(s.stripe_numel for s in segments)
+    assert owned.max() <= owned.mean() + slack
+    # First owners are spread by name, so that the slack is not all on rank 0.
+    firsts = np.bincount([s.owners(world_size)[0] for s in segments], minlength=world_size)
+    assert firsts.max() <= 40 * 2 / world_size + 5
+
+
+def test_fp16_sums_that_overflow_on_the_way_do_not_when_the_mean_fits() -> None:
+    segments = of_sizes("uniform:8/scale=fp32", "fp16", [4096])
+    inputs = [{s.name: np.full(s.numel, 60_000, np.float16) for s in segments} for _ in range(4)]
+    result = agreed(reduce_on_threads(inputs, segments, Settings(Op.AVG)))
+    assert (result[segments[0].name] == 60_000).all()
+    assert CARRIERS["fp16"] == result[segments[0].name].dtype
