@@ -219,9 +219,7 @@ def _reduce_on_rank(
             tag=_TAGS_APART * (1 + index) if settings.tags is None else settings.tags[rank],
             residual=residual,
         )
-        make = partial(
-            stages_of, ScatterReduce(), reduction.layout, reduction, scatter_only=settings.scatter_only
-        )
+        make = partial(stages_of, ScatterReduce(), reduction.layout, reduction, scatter_only=settings.scatter_only)
         try:
             pipeline.submit(Job(reduction.label, make, answers.put))
             submitted += 1
@@ -375,6 +373,7 @@ def _process_main(
 
     faulthandler.register(signal.SIGUSR1, file=stacks.open("w"), all_threads=True)
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "Complex modules are a new feature")
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": str(world_size)}
     torch.set_num_threads(1)
     torch.manual_seed(0)

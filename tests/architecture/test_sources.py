@@ -29,14 +29,10 @@ def test_source_file(path: sources.Path, rule: Rule) -> None:
         pytest.param(sources.print_faults, "torch/a.py", "print(1)\n", id="print"),
         pytest.param(sources.print_faults, "torch/a.py", "log = print\n", id="print by reference"),
         pytest.param(sources.environment_faults, "torch/a.py", "os.getenv('A')\n", id="getenv"),
-        pytest.param(
-            sources.environment_faults, "cli/a.py", "os.environ['A']\n", id="one variable"
-        ),
+        pytest.param(sources.environment_faults, "cli/a.py", "os.environ['A']\n", id="one variable"),
         pytest.param(sources.environment_faults, "torch/a.py", "os.environ.copy()\n", id="copy"),
         pytest.param(sources.environment_faults, "cli/a.py", "f('CGX_LOG')\n", id="our variable"),
-        pytest.param(
-            sources.environment_faults, "cli/a.py", "from os import environ\n", id="import"
-        ),
+        pytest.param(sources.environment_faults, "cli/a.py", "from os import environ\n", id="import"),
     ],
 )
 def test_rule_catches(rule: Rule, name: str, text: str) -> None:

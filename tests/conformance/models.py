@@ -82,4 +82,3 @@ def full_copy_nbytes(segments: Sequence[Segment]) -> int:
         for s in segments
         for start in range(0, s.numel, s.stripe_numel)
     )
-

@@ -45,9 +45,7 @@ def _key(name: str, seed: int, reduction_index: int) -> Any:
     return parameter_keys(seed, *words)
 
 
-def _reduce_stripe(
-    parts: Sequence[Floats], segment: Segment, start: int, owner: int, op: Op, key: Any
-) -> Array:
+def _reduce_stripe(parts: Sequence[Floats], segment: Segment, start: int, owner: int, op: Op, key: Any) -> Array:
     heard = [
         part if rank == owner
         else sent_by(part, segment.specs.scatter, segment.dtype, key, stream(SCATTER, rank), start)

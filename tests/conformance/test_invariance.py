@@ -121,9 +121,7 @@ def test_phase_one_bytes_of_a_block_do_not_depend_on_the_world_size() -> None:
 
 @pytest.mark.parametrize("case", ["fixed", "varying", "alternating"])
 @pytest.mark.parametrize("pause_seconds", [(0, 0, 0), (0, 0.02, 0), (0.01, 0, 0.03)])
-def test_lanes_carry_the_pieces_in_one_order_however_ranks_arrive(
-    case: str, pause_seconds: Sequence[float]
-) -> None:
+def test_lanes_carry_the_pieces_in_one_order_however_ranks_arrive(case: str, pause_seconds: Sequence[float]) -> None:
     specs = {"fixed": ["uniform:4"], "varying": [SUPPRESSED], "alternating": ["uniform:4", SUPPRESSED]}[case]
     # Pieces of one stripe: more of them than may be in flight, so that ranks wait for different things.
     segments = [segment(f"p{i}", 12 * 4096, specs[i % len(specs)]) for i in range(6)]
@@ -146,3 +144,17 @@ def order_of(tap: Tap) -> list[int]:
     """Return the tags of the payloads that left, each once."""
     heads = [message[8:HEAD_NBYTES] for channel, _, message in tap.messages if channel is Channel.BODY]
     return list(dict.fromkeys(int(tag.view(np.uint64)[0]) for tag in heads))
+
+
+@pytest.mark.parametrize("case", ["fixed", "varying", "alternating"])
+@pytest.mark.parametrize("pause_seconds", [(0, 0.03), (0.03, 0), (0.02, 0.03), (0, 0.03, 0), (0.01, 0.02, 0)])
+def test_a_rank_that_hears_of_a_bucket_late_is_waited_for(case: str, pause_seconds: Sequence[float]) -> None:
+    # Small buckets: a rank is done with all it knows of while another already waits for the next one.
+    specs = {"fixed": ["uniform:4"], "varying": [SUPPRESSED], "alternating": ["uniform:4", SUPPRESSED]}[case]
+    segments = [segment(f"p{i}", 4096 + i, specs[i % len(specs)]) for i in range(4)]
+    inputs = inputs_of(segments, len(pause_seconds))
+    buckets = [[s.name] for s in segments]
+    expected = reduce_by_oracle(inputs, segments)
+    for result in reduce_on_threads(inputs, segments, Settings(buckets=buckets, pause_seconds=pause_seconds)):
+        assert result.error is None, result.error
+        assert same_bytes(result.values, expected)

@@ -165,9 +165,7 @@ def test_each_rank_sends_two_parts_of_w_of_one_compressed_copy(world_size: int, 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("op", Op)
-def test_reduce_scatter_leaves_the_owner_the_sum_unencoded_and_the_others_their_input(
-    world_size: int, op: Op
-) -> None:
+def test_reduce_scatter_leaves_the_owner_the_sum_unencoded_and_the_others_their_input(world_size: int, op: Op) -> None:
     # The oracle with a second phase that loses nothing is what an owner must hold.
     segments = of_sizes("uniform:4+identity")
     inputs = inputs_of(segments, world_size)
@@ -189,9 +187,7 @@ def test_an_owner_named_in_the_table_reduces_the_whole_segment() -> None:
     specs = parse_specs("uniform:4")
     segments = [Segment(f"p{i}", (9000,), "fp32", specs, owner) for i, owner in enumerate([2, 0, 2, 1])]
     inputs = inputs_of(segments, 3)
-    assert same_bytes(
-        agreed(reduce_on_threads(inputs, segments, Settings())), reduce_by_oracle(inputs, segments)
-    )
+    assert same_bytes(agreed(reduce_on_threads(inputs, segments, Settings())), reduce_by_oracle(inputs, segments))
     layout = cut(segments, 3)
     owned = [sum(g.table.numel for piece in layout.pieces for g in piece.chunks[r].groups) for r in range(3)]
     assert owned == [9000, 9000, 18000]

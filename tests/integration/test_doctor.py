@@ -42,9 +42,7 @@ def test_names_what_is_wrong_and_the_remedy() -> None:
 @pytest.mark.parametrize("package", ["rich", "typer"])
 def test_without_the_extra_says_what_to_install(package: str) -> None:
     program = f"import sys; sys.modules['{package}'] = None; from cgx.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stderr.strip().splitlines() == [
         f"The cgx command needs {package}, which is missing: pip install 'cgx[demo]'"

@@ -133,9 +133,7 @@ def test_counters_count_what_was_sent() -> None:
         with hosts.start([[sys.executable, "-c", look]] * 3) as job:
             seen_inside = job.wait(30)
     for host in range(3):
-        for earlier, later, inside in zip(
-            before[host], after[host], map(int, seen_inside[host].split()), strict=True
-        ):
+        for earlier, later, inside in zip(before[host], after[host], map(int, seen_inside[host].split()), strict=True):
             assert 3 * nbytes < later - earlier < 3.3 * nbytes
             # The last acknowledgements and farewells may still have been under way.
             assert later <= inside < later + 10_000
@@ -206,9 +204,7 @@ def test_torchrun_over_loopback(tmp_path: Path) -> None:
 
 def test_failing_rank_ends_torchrun_everywhere(pair: HostSet, tmp_path: Path) -> None:
     script = tmp_path / "fail.py"
-    script.write_text(
-        "import os, time\nassert os.environ['RANK'] != '1', 'rank one is ill'\ntime.sleep(600)\n"
-    )
+    script.write_text("import os, time\nassert os.environ['RANK'] != '1', 'rank one is ill'\ntime.sleep(600)\n")
     before = set(processes_below(os.getpid()))
     with pair.torchrun([f"{script}"]) as job:
         with pytest.raises(JobFailedError, match="rank one is ill"):
@@ -231,9 +227,7 @@ print(goodput_bit_s)
 @needs_namespaces
 def test_an_ordinary_user_gets_hosts_too() -> None:
     # The user is made rather than borrowed, so that it can read this checkout wherever it is.
-    ordinary = (
-        ("unshare", "--user", "--map-user=1000", "--map-group=1000") if os.geteuid() == 0 else ()
-    )
+    ordinary = ("unshare", "--user", "--map-user=1000", "--map-group=1000") if os.geteuid() == 0 else ()
     who, goodput_bit_s = run_python(SHORT_RUN, within=ordinary).splitlines()
     assert who == f"{1000 if ordinary else os.geteuid()} True None"
     assert 80e6 < float(goodput_bit_s) < 100e6
@@ -255,9 +249,7 @@ def test_missing_tool_is_named() -> None:
     tc = shutil.which("tc", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
     hide = ("unshare", "--map-root-user", "--mount", "sh", "-c")
     script = 'mount --bind /dev/null "$0" && exec "$@"'
-    said = run_python(
-        "from cgx.testbed import refusal; print(refusal())", within=(*hide, script, f"{tc}")
-    )
+    said = run_python("from cgx.testbed import refusal; print(refusal())", within=(*hide, script, f"{tc}"))
     assert "`tc`" in said
     assert "iproute2" in said
 
@@ -304,9 +296,7 @@ def networks_in_use() -> set[str]:
     return {network_of(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
 
 
-@pytest.mark.parametrize(
-    "hosts", [pytest.param("Hosts(2, 100e6)", marks=needs_namespaces), "LoopbackHosts(2, '')"]
-)
+@pytest.mark.parametrize("hosts", [pytest.param("Hosts(2, 100e6)", marks=needs_namespaces), "LoopbackHosts(2, '')"])
 @pytest.mark.parametrize(
     ("ending", "signal_number", "code"),
     [
@@ -318,9 +308,7 @@ def networks_in_use() -> set[str]:
         pytest.param("time.sleep(600)", signal.SIGKILL, -signal.SIGKILL, id="kill"),
     ],
 )
-def test_nothing_stays_behind(
-    hosts: str, ending: str, signal_number: int | None, code: int
-) -> None:
+def test_nothing_stays_behind(hosts: str, ending: str, signal_number: int | None, code: int) -> None:
     real = hosts.startswith("Hosts")
     # A daemon escapes from every session and group, though not from a namespace.
     command = f"{'setsid sleep 600 &' if real else ''} echo up; sleep 600"

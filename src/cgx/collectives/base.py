@@ -25,6 +25,7 @@ from cgx.errors import PlanMismatchError
 from cgx.transports.base import Bytes, Channel, Transport, Work
 
 Stages = Generator[Work, None, None]
+TICKET_NBYTES = 8
 
 
 @final
@@ -130,7 +131,7 @@ class Ticket:
         self._tag = tag
         mine = np.array([tag], np.uint64).view(np.uint8)
         self._received: list[Bytes | None] = [
-            None if peer == lane.rank else np.empty(8, np.uint8) for peer in range(world)
+            None if peer == lane.rank else np.empty(TICKET_NBYTES, np.uint8) for peer in range(world)
         ]
         self._work: Work | None = lane.all_gather(mine, self._received, Channel.TICKET)
         self._mine = mine

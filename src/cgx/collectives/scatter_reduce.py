@@ -45,22 +45,33 @@ def _encode(chunk: Chunk, piece: Piece, reduction: Reduction, phase: int, wire: 
 
 def _decode(chunk: Chunk, piece: Piece, reduction: Reduction, wire: Bytes) -> None:
     """Replaces the elements of ``chunk`` by what its owner's phase-two payload holds."""
-    used = _check(chunk.owner, piece, reduction, GATHER, wire)
-    at = HEAD_NBYTES
+    used, at = _check_head(chunk.owner, piece, reduction, GATHER, wire), HEAD_NBYTES
     for group in chunk.groups:
         at += group.gather.decompress(
             wire[at:], reduction.x, group.table_out, reduction.keys, stream(GATHER, chunk.owner)
         )
-    if at != used:
-        raise WireError(f"{reduction.label}: rank {chunk.owner}'s payload holds {used} bytes, its rows {at}")
+    _check_read(chunk.owner, piece, GATHER, used, at)
 
 
-def _check(sender: int, piece: Piece, reduction: Reduction, phase: int, wire: Bytes) -> int:
-    source = f"{reduction.label}, piece {piece.index}, phase {phase + 1}, from rank {sender}"
-    return Head.read(wire, tag=_tag(piece, reduction, phase), source=source)
+def _source(sender: int, piece: Piece, phase: int) -> str:
+    return f"piece {piece.index}, phase {phase + 1}, from rank {sender}"
 
 
-def _agree_on_sizes(send: PeerBuffers, recv: PeerBuffers, lane: Transport) -> Generator[Work, None, PeerBuffers]:
+def _check_head(sender: int, piece: Piece, reduction: Reduction, phase: int, wire: Bytes) -> int:
+    return Head.read(wire, tag=_tag(piece, reduction, phase), source=_source(sender, piece, phase))
+
+
+def _check_read(sender: int, piece: Piece, phase: int, used_nbytes: int, read_nbytes: int) -> None:
+    if used_nbytes != read_nbytes:
+        raise WireError(
+            f"{_source(sender, piece, phase)}: the head announces {used_nbytes} bytes, the rows hold {read_nbytes}; "
+            "the payload was damaged, or the ranks run different versions of cgx"
+        )
+
+
+def _agree_on_sizes(
+    send: PeerBuffers, recv: PeerBuffers, lane: Transport, piece: Piece, phase: int
+) -> Generator[Work, None, PeerBuffers]:
     """Tells the peers the sizes of payloads that only their senders know; returns the parts of ``recv`` to fill."""
     announce = [None if b is None else np.array([b.nbytes], np.int64).view(np.uint8) for b in send]
     heard = [None if b is None else np.empty(8, np.uint8) for b in recv]
@@ -72,7 +83,10 @@ def _agree_on_sizes(send: PeerBuffers, recv: PeerBuffers, lane: Transport) -> Ge
             continue
         nbytes = int(size.view(np.int64)[0])
         if not HEAD_NBYTES <= nbytes <= buffer.nbytes:
-            raise WireError(f"rank {sender} announces {nbytes} bytes; the plan allows up to {buffer.nbytes}")
+            raise WireError(
+                f"{_source(sender, piece, phase)}: the sender announces {nbytes} bytes; the plan allows "
+                f"{HEAD_NBYTES} to {buffer.nbytes}"
+            )
         filled.append(buffer[:nbytes])
     return filled
 
@@ -100,7 +114,7 @@ class ScatterReduce:
         send = broadcast_buffers(wire_out[:used] if used else None, received, lane.rank)
         payloads: PeerBuffers = received
         if not piece.has_fixed_size:
-            payloads = yield from _agree_on_sizes(send, received, lane)
+            payloads = yield from _agree_on_sizes(send, received, lane, piece, GATHER)
         yield Last(lane.all_to_all(send, payloads, Channel.BODY))
         for chunk, payload in zip(piece.chunks, payloads, strict=True):
             if payload is not None:
@@ -134,12 +148,14 @@ class ScatterReduce:
         grid = wires.reshape(world, mine.scatter_nbytes)
         recv: PeerBuffers = [None if peer == rank or not mine.groups else grid[peer] for peer in range(world)]
         if not piece.has_fixed_size:
-            recv = yield from _agree_on_sizes(send, recv, lane)
+            recv = yield from _agree_on_sizes(send, recv, lane, piece, SCATTER)
         work = lane.all_to_all(send, recv, Channel.BODY)
         yield work if encode else Last(work)
-        for sender, payload in enumerate(recv):
-            if payload is not None:
-                _check(sender, piece, reduction, SCATTER, payload)
+        used = {
+            sender: _check_head(sender, piece, reduction, SCATTER, payload)
+            for sender, payload in enumerate(recv)
+            if payload is not None
+        }
         starts = np.arange(world, dtype=np.int64) * mine.scatter_nbytes + HEAD_NBYTES
         at = HEAD_NBYTES
         for group in mine.groups:
@@ -148,6 +164,8 @@ class ScatterReduce:
                 reduction.keys, into=group.gather if encode else None, own_rank=rank,
                 scale=reduction.scale,
             )  # fmt: skip
+        for sender, nbytes in used.items():
+            _check_read(sender, piece, SCATTER, nbytes, int(starts[sender]) - sender * mine.scatter_nbytes)
         if encode and mine.groups:
             Head(at, _tag(piece, reduction, GATHER)).write(wire_out)
         for buffer in [wires, *taken]:

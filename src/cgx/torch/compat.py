@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -20,24 +22,38 @@ DTYPES: dict[torch.dtype, Dtype] = {
 def timeout_of(group: dist.ProcessGroup) -> timedelta:
     """The timeout the user gave the group (a new group would otherwise get the 30-minute default)."""
     backend: Any = group._get_backend(torch.device("cpu"))
+    backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it
     timeout: timedelta = backend.options._timeout
     return timeout
 
 
-def new_lane(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A private group of the same ranks, backend and timeout; collective over ``group`` only."""
-    lane: dist.ProcessGroup = dist.new_group(
-        ranks=dist.get_process_group_ranks(group),
-        timeout=timeout_of(group),
-        backend="gloo",
-        use_local_synchronization=True,
-    )
-    return lane
+_lanes_opened: Counter[tuple[int, ...]] = Counter()
 
 
-def queue_backward_callback(callback: Any) -> None:
-    """Runs ``callback`` at the end of the backward pass under way; what it raises reaches ``backward()``'s caller."""
-    torch.autograd.Variable._execution_engine.queue_callback(callback)
+def new_lane(group: dist.ProcessGroup) -> Any:
+    """A private Gloo backend for the ranks of ``group``; collective over that group only.
+
+    It is not registered with torch.distributed: the user's groups, their names and their order stay as they were, and
+    letting go of the object closes the connections at once.
+    """
+    ranks = tuple(dist.get_process_group_ranks(group))
+    number = _lanes_opened[ranks]
+    _lanes_opened[ranks] += 1
+    store = dist.PrefixStore(f"cgx/{ranks}/{number}", dist.distributed_c10d._get_default_store())
+    return dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout=timeout_of(group))
+
+
+def at_end_of_backward(callback: Callable[[], None]) -> None:
+    """Runs ``callback`` when the backward pass under way ends; what it raises reaches ``backward()``'s caller.
+
+    Outside a backward pass (``DDP.join`` calls hooks for ranks that are out of data) it runs at once.
+    """
+    try:
+        torch.autograd.Variable._execution_engine.queue_callback(callback)
+    except RuntimeError as error:
+        if "during backward pass" not in str(error):
+            raise
+        callback()
 
 
 def to_array(tensor: torch.Tensor) -> Any:

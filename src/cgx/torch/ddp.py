@@ -14,7 +14,7 @@ from cgx.collectives.base import Op
 from cgx.core.plan import How, Parameter, choose_specs
 from cgx.errors import SpecError
 from cgx.telemetry.summary import Report
-from cgx.torch.compat import DTYPES, queue_backward_callback
+from cgx.torch.compat import DTYPES, at_end_of_backward
 from cgx.torch.session import Session, check_tensor
 
 _LOG = logging.getLogger("cgx")
@@ -117,7 +117,7 @@ class _Hook:
             on_done=lambda: future.set_result(buffer),
         )
         # An error stored in the future would lose its class; raised from here it reaches the caller of backward().
-        queue_backward_callback(lambda: session.wait(pending))
+        at_end_of_backward(lambda: session.wait(pending))
         return future
 
     def _parameters(self, bucket: GradBucket) -> tuple[list[str], list[tuple[int, ...]]]:

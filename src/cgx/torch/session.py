@@ -21,12 +21,12 @@ from cgx.collectives.scatter_reduce import ScatterReduce
 from cgx.core.plan import Parameter, fingerprint, make_plan
 from cgx.core.random import name_hash, parameter_keys
 from cgx.core.segments import Segment
-from cgx.core.spec import EXACT, PhaseSpecs
-from cgx.errors import SpecError
+from cgx.core.spec import EXACT, ITEMSIZE, PhaseSpecs
+from cgx.errors import CgxError, SpecError
 from cgx.telemetry.summary import Report, count_specs
 from cgx.torch.compat import DTYPES, new_lane, timeout_of, to_array
 from cgx.transports.base import Transport
-from cgx.transports.process_group import ProcessGroupTransport
+from cgx.transports.process_group import ProcessGroupTransport, transport_error
 from cgx.transports.throttled import ModelledLink, ThrottledTransport
 
 _GRACE_SECONDS = 5.0
@@ -74,6 +74,7 @@ class Session:
 
     Raises:
         PlanMismatchError: Ranks differ in anything that decides bytes.
+        TransportError: A rank does not come.
     """
 
     def __init__(
@@ -101,11 +102,18 @@ class Session:
             "seed": seed,
             "error feedback": has_error_feedback,
         }
+        self._foreign: set[str] = set()
         self.specs: dict[str, PhaseSpecs] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._index: dict[str, int] = {}
         self._hashes = self.reduction_index = np.zeros(0, np.uint64)
-        self.register(parameters, specs)
+        try:
+            self.register(parameters, specs)
+        except CgxError:
+            self._close_lanes()
+            raise
+        # Decided for the whole plan: if it depended on who shares a bucket, so would the order of sums.
+        self._is_off = bool(parameters) and all(s == EXACT for s in self.specs.values())
         self.state_offsets: dict[str, int] = {}
         self.residual = self._make_residual(parameters) if has_error_feedback else None
         self._reducer, self._pool = ScatterReduce(), BufferPool()
@@ -120,9 +128,13 @@ class Session:
         Raises:
             PlanMismatchError: Ranks differ in anything that decides bytes; nothing is added.
         """
+        # What no kernel reads travels exact, and the plan says so.
+        foreign = {parameter.name for parameter in parameters if parameter.dtype not in ITEMSIZE}
+        specs = {p.name: EXACT if p.name in foreign else specs[p.name] for p in parameters}
         self.plan = make_plan(specs, parameters, self._settings)
         agree(self.plan.lines, self.scatter_lane, about="the plan")
         new = [parameter for parameter in parameters if parameter.name not in self._index]
+        self._foreign |= foreign
         self.specs.update(specs)
         self.shapes.update({parameter.name: parameter.shape for parameter in new})
         self._index.update({parameter.name: len(self._index) + i for i, parameter in enumerate(new)})
@@ -131,7 +143,10 @@ class Session:
         self.reduction_index = np.concatenate([self.reduction_index, np.zeros(len(new), np.uint64)])
 
     def _open_lane(self, group: dist.ProcessGroup, link: ModelledLink | None) -> Transport:
-        lane = ProcessGroupTransport(new_lane(group), timeout_seconds=self.timeout_seconds)
+        try:
+            lane = ProcessGroupTransport(new_lane(group), timeout_seconds=self.timeout_seconds)
+        except RuntimeError as error:
+            raise transport_error(error, "connecting the ranks of a new session", self.timeout_seconds) from error
         return lane if link is None else ThrottledTransport(lane, link)
 
     def _make_residual(self, parameters: Sequence[Parameter]) -> NDArray[np.float32]:
@@ -195,7 +210,9 @@ class Session:
         return pending
 
     def _is_exact(self, flat: torch.Tensor, names: Sequence[str]) -> bool:
-        return flat.is_sparse or flat.dtype not in DTYPES or all(self.specs[n] == EXACT for n in names)
+        # A complex parameter arrives as a real view: its name tells, not the dtype of the buffer.
+        is_foreign = flat.dtype not in DTYPES or not self._foreign.isdisjoint(names)
+        return self._is_off or flat.is_sparse or is_foreign
 
     def _layout(
         self, names: Sequence[str], shapes: Sequence[tuple[int, ...]], dtype: Any, owners: Sequence[int] | None

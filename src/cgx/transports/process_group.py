@@ -1,4 +1,4 @@
-"""Transport over a torch.distributed group of its own.
+"""Transport over a torch.distributed backend of its own.
 
 Payloads travel as point-to-point messages rather than collectives: sizes may differ per peer without padding, nothing
 is copied, no helper thread sits between us and the socket, and an error names the peer.
@@ -13,13 +13,13 @@ from typing import Any, final
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from cgx.errors import CollectiveTimeoutError, PeerLostError, TransportError
 from cgx.transports.base import Bytes, Channel, PeerBuffers, Work, broadcast_buffers
 
 
-def _transport_error(error: RuntimeError, doing: str, timeout_seconds: float) -> TransportError:
+def transport_error(error: RuntimeError, doing: str, timeout_seconds: float) -> TransportError:
+    """The engine's error in our class, with what this rank was doing."""
     text = str(error).strip()
     if "imed out" in text or "imeout" in text:
         return CollectiveTimeoutError(
@@ -44,34 +44,38 @@ class _PeerWork:
             try:
                 work.wait(timedelta(seconds=remaining))
             except RuntimeError as error:
-                raise _transport_error(error, doing, self._timeout_seconds) from error
+                # A work that is still referenced, if only by this frame, would keep the connections open.
+                self._works = ()
+                del work
+                raise transport_error(error, doing, self._timeout_seconds) from error
         self._works = ()
 
 
 @final
 class ProcessGroupTransport:
-    """A lane over ``group``, which must serve nothing else.
+    """A lane over ``backend``, which must serve nothing else.
 
     Args:
-        group: A torch.distributed group made for this lane.
+        backend: A Gloo (or NCCL) backend object made for this lane.
         timeout_seconds: Bound of every wait.
     """
 
-    def __init__(self, group: dist.ProcessGroup, *, timeout_seconds: float) -> None:
-        self._group = group
+    def __init__(self, backend: Any, *, timeout_seconds: float) -> None:
+        self._backend = backend
+        self._rank, self._world_size = backend.rank(), backend.size()
+        self._is_coalescing = backend.supports_coalescing
         self._timeout_seconds = timeout_seconds
-        self._point_to_point = dist.get_backend(group) == "gloo"
         self._sent_nbytes = 0
 
     @property
     def rank(self) -> int:
         """This rank in the group."""
-        return self._group.rank()
+        return int(self._rank)
 
     @property
     def world_size(self) -> int:
         """Ranks in the group."""
-        return self._group.size()
+        return int(self._world_size)
 
     @property
     def sent_nbytes(self) -> int:
@@ -83,27 +87,21 @@ class ProcessGroupTransport:
         sends = [(peer, _tensor(b)) for peer, b in enumerate(send) if b is not None and b.size]
         recvs = [(peer, _tensor(b)) for peer, b in enumerate(recv) if b is not None and b.size]
         self._sent_nbytes += sum(tensor.nbytes for _, tensor in sends)
-        if not self._point_to_point:
-            return self._batched(sends, recvs)
         works: list[tuple[str, Any]] = []
+        peer = self.rank
         try:
+            if self._is_coalescing:  # NCCL: messages launched one by one would wait for each other
+                self._backend._start_coalescing()
             for peer, tensor in recvs:
-                works.append((f"receiving from rank {peer}", self._group.recv([tensor], peer, channel)))
+                works.append((f"receiving from rank {peer}", self._backend.recv([tensor], peer, channel)))
             for peer, tensor in sends:
-                works.append((f"sending to rank {peer}", self._group.send([tensor], peer, channel)))
+                works.append((f"sending to rank {peer}", self._backend.send([tensor], peer, channel)))
+            if self._is_coalescing:
+                works = [("exchanging payloads", self._backend._end_coalescing())]
         except RuntimeError as error:
-            raise _transport_error(error, f"posting to rank {peer}", self._timeout_seconds) from error
+            works.clear()
+            raise transport_error(error, f"posting to rank {peer}", self._timeout_seconds) from error
         return _PeerWork(works, self._timeout_seconds)
-
-    def _batched(self, sends: list[tuple[int, torch.Tensor]], recvs: list[tuple[int, torch.Tensor]]) -> Work:
-        # NCCL needs all messages of an operation in one launch, or they wait for each other.
-        operations = [
-            dist.P2POp(function, tensor, group=self._group, group_peer=peer)
-            for function, messages in ((dist.irecv, recvs), (dist.isend, sends))
-            for peer, tensor in messages
-        ]
-        works = dist.batch_isend_irecv(operations) if operations else []
-        return _PeerWork([("exchanging payloads", work) for work in works], self._timeout_seconds)
 
     def all_gather(self, send: Bytes | None, recv: PeerBuffers, channel: Channel) -> Work:
         """See ``Transport.all_gather``."""
@@ -115,14 +113,14 @@ class ProcessGroupTransport:
         if not tensor.is_sparse:
             self._sent_nbytes += 2 * (self.world_size - 1) * tensor.nbytes // self.world_size
         try:
-            work = dist.all_reduce(tensor, group=self._group, async_op=True)
+            work = self._backend.allreduce([tensor])
         except RuntimeError as error:
-            raise _transport_error(error, "posting an all-reduce", self._timeout_seconds) from error
+            raise transport_error(error, "posting an all-reduce", self._timeout_seconds) from error
         return _PeerWork([("all-reducing uncompressed", work)], self._timeout_seconds)
 
     def close(self) -> None:
         """See ``Transport.close``."""
-        dist.destroy_process_group(self._group)
+        self._backend = None
 
 
 def _tensor(buffer: Bytes) -> torch.Tensor:

@@ -53,9 +53,9 @@ class _MailWork:
             if message is _GONE:
                 mailbox.put(_GONE)
                 raise PeerLostError(f"receiving from rank {peer} failed: it closed its lane")
-            if message.nbytes > buffer.nbytes:
+            if message.nbytes != buffer.nbytes:
                 raise WireError(f"rank {peer} sent {message.nbytes} bytes where {buffer.nbytes} were expected")
-            buffer[: message.nbytes] = message
+            buffer[:] = message
         self._recv = ()
 
 
@@ -66,7 +66,7 @@ class _SumWork:
 
     def wait(self) -> None:
         self._gather.wait()
-        total = self._parts[0].astype(np.float64)
+        total = self._parts[0].astype(np.result_type(self._x, np.float64))
         for part in self._parts[1:]:
             total = total + part
         self._x[...] = total.astype(self._x.dtype)

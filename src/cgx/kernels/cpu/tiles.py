@@ -89,8 +89,8 @@ def _hash(counter, word):
 def dither(tile, key):
     """16 random bits for each element of tile number ``tile`` of a parameter.
 
-    Each tile has two words of its own, mixed in 64-bit scalars beside the vectors. One hash serves two elements: its low
-    half element ``i`` (``i < 16``), its high half element ``i + 16``.
+    Each tile has two words of its own, mixed in 64-bit scalars beside the vectors. One hash serves two elements: its
+    low half element ``i`` (``i < 16``), its high half element ``i + 16``.
     """
     z = key + np.uint64(tile) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
