@@ -11,7 +11,7 @@ from cgx.transports.base import Transport
 def exact_all_reduce(x: Any, op: Op, lane: Transport) -> Stages:
     """Sums (or averages) ``x`` in place: any dtype, dense or sparse, that the engine can sum.
 
-    The mean divides first, as stock DDP does, so results equal its bit for bit.
+    The mean scales by the reciprocal first, as stock DDP does, so results equal its bit for bit.
 
     Args:
         x: A tensor or array of the engine behind ``lane``.
@@ -21,5 +21,5 @@ def exact_all_reduce(x: Any, op: Op, lane: Transport) -> Stages:
     Cost: ``2 (W - 1) / W`` times the raw bytes per rank, for an engine that reduces by rings.
     """
     if op is Op.AVG:
-        x /= lane.world_size
+        x *= 1.0 / lane.world_size
     yield Last(lane.all_reduce(x))

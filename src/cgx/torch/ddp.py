@@ -136,7 +136,8 @@ class _Hook:
 
 
 def _native_mean(buffer: torch.Tensor, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
-    work: Any = dist.all_reduce(buffer.div_(group.size()), group=group, async_op=True)
+    scaled = buffer.mul_(1.0 / group.size())  # as stock DDP does, to the bit
+    work: Any = dist.all_reduce(scaled, group=group, async_op=True)
     future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0])
     return future
 

@@ -43,7 +43,7 @@ def all_reduce(
         Two steps, ``2 (W - 1) / W`` of one compressed copy per rank. The first call with new names, shapes or spec also
         opens two connections per peer and compares the plan.
     """
-    kind = _op(op)
+    kind, specs = _op(op), to_specs(spec)
     group = dist.group.WORLD if group is None else group
     if group is None:
         raise SpecError("torch.distributed is not initialised; call init_process_group first")
@@ -52,7 +52,7 @@ def all_reduce(
         check_tensor(name, tensor)
     if group.size() == 1 or not named:
         return
-    specs, session = to_specs(spec), _session(group)
+    session = _session(group)
     parameters = {name: _parameter(name, tensor, specs) for name, tensor in named.items()}
     if any(parameter.name not in session.specs for parameter in parameters.values()):
         session.register(list(parameters.values()), {p.name: specs for p in parameters.values()})
