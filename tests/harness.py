@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import multiprocessing as mp
 import os
+import pickle
 import queue
 import signal
 import threading
@@ -386,6 +387,10 @@ def _process_main(
         outcome = Outcome(value=rank_main(rank, *args))
     except BaseException as error:
         outcome = Outcome(error=error, trace=traceback.format_exc())
+    try:
+        pickle.dumps(outcome)
+    except Exception:
+        outcome = Outcome(error=RuntimeError(repr(outcome.error or outcome.value)), trace=outcome.trace)
     pipe.send(replace(outcome, seconds=time.monotonic() - start))
     pipe.close()
     if dist.is_initialized():

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import cgx
 from cgx.core.plan import MIN_COMPRESSED_NUMEL
 from tests.harness import run_processes
+from tests.integration.training import digest
 from tests.integration.zoo import ZOO
 
 FINE = "uniform:8/block=32/rounding=nearest/scale=fp32"
@@ -103,3 +104,32 @@ def test_gradients_are_the_mean_of_what_ranks_compute_alone(animal: str, world_s
 @pytest.mark.parametrize("how", ["off", {"*": "identity"}])
 def test_gradients_that_travel_exact_are_the_mean_to_rounding(animal: str, how: Any) -> None:
     run_processes(train, 2, animal, how, {"throttle_bit_s": 1e12} if how == "off" else {})
+
+
+def gradients_digest(rank: int, animal_name: str, how: Any, options: dict[str, Any]) -> str:
+    """Return a hash of all gradients of all steps; `how` None is stock DDP."""
+    animal = ZOO[animal_name]
+    torch.manual_seed(1)
+    model = DistributedDataParallel(animal.build(), **animal.ddp)
+    if how is not None:
+        cgx.compress(model, how, **options)
+    seen = []
+    for step in range(animal.steps):
+        model.zero_grad(set_to_none=True)
+        loss_of(model(animal.batch(rank, step))).backward()
+        seen += [dense(p.grad) for p in model.parameters() if p.grad is not None]
+    return digest(torch.view_as_real(g) if g.is_complex() else g for g in seen)
+
+
+def stock_and_off(rank: int, animal: str) -> list[str]:
+    """Return the digests of stock DDP, of "off", and of "off" through the lanes of a session."""
+    return [
+        gradients_digest(rank, animal, how, options)
+        for how, options in [(None, {}), ("off", {}), ("off", {"throttle_bit_s": 1e12})]
+    ]
+
+
+@pytest.mark.parametrize("animal", ZOO)
+def test_off_is_stock_bit_for_bit(animal: str) -> None:
+    for digests in run_processes(stock_and_off, 3, animal):
+        assert len(set(digests)) == 1

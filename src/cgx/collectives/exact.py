@@ -11,7 +11,7 @@ from cgx.transports.base import Transport
 def exact_all_reduce(x: Any, op: Op, lane: Transport) -> Stages:
     """Sums (or averages) ``x`` in place: any dtype, dense or sparse, that the engine can sum.
 
-    The mean scales by the reciprocal first, as stock DDP does, so results equal its bit for bit.
+    The mean divides first, as stock DDP does, so results equal its bit for bit.
 
     Args:
         x: A tensor or array of the engine behind ``lane``.
@@ -21,5 +21,13 @@ def exact_all_reduce(x: Any, op: Op, lane: Transport) -> Stages:
     Cost: ``2 (W - 1) / W`` times the raw bytes per rank, for an engine that reduces by rings.
     """
     if op is Op.AVG:
-        x *= 1.0 / lane.world_size
+        divide(x, lane.world_size)
     yield Last(lane.all_reduce(x))
+
+
+def divide(x: Any, world_size: int) -> None:
+    """Divides in place as stock DDP does, to the bit: sparse gradients by the number, dense ones by its reciprocal."""
+    if getattr(x, "is_sparse", False):
+        x /= world_size
+    else:
+        x *= 1.0 / world_size

@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from cgx.collectives.base import Op
+from cgx.collectives.exact import divide
 from cgx.core.plan import How, Parameter, choose_specs
 from cgx.errors import SpecError
 from cgx.telemetry.summary import Report
@@ -84,8 +85,9 @@ class Handle:
     def remove(self) -> None:
         """Back to exact gradients: the hook stays (DDP cannot drop one) and all-reduces as stock DDP does."""
         session, self._session = self._session, None
-        if session is not None:
+        if self._hook.handle is self:
             self._hook.handle = None
+        if session is not None:
             session.close()
 
 
@@ -136,8 +138,8 @@ class _Hook:
 
 
 def _native_mean(buffer: torch.Tensor, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
-    scaled = buffer.mul_(1.0 / group.size())  # as stock DDP does, to the bit
-    work: Any = dist.all_reduce(scaled, group=group, async_op=True)
+    divide(buffer, group.size())
+    work: Any = dist.all_reduce(buffer, group=group, async_op=True)
     future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0])
     return future
 

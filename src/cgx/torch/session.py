@@ -73,6 +73,7 @@ class Session:
         piece_nbytes: Raw bytes of a piece; None chooses by the size of the buffer.
 
     Raises:
+        SpecError: ``piece_nbytes`` or ``throttle_bit_s`` is not above zero.
         PlanMismatchError: Ranks differ in anything that decides bytes.
         TransportError: A rank does not come.
     """
@@ -88,6 +89,8 @@ class Session:
         throttle_bit_s: float | None = None,
         piece_nbytes: int | None = None,
     ) -> None:
+        if piece_nbytes is not None and piece_nbytes < 1:
+            raise SpecError(f"piece_nbytes must be at least 1 byte, or None to choose by size; found {piece_nbytes}")
         link = None if throttle_bit_s is None else ModelledLink(throttle_bit_s)
         self.timeout_seconds = timeout_of(group).total_seconds()
         self.scatter_lane, self.gather_lane = (self._open_lane(group, link) for _ in range(2))

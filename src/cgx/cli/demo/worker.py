@@ -84,6 +84,8 @@ class _Training:
                 replicas_identical=_replicas_are_identical(self.model.module),
             )
         )
+        if self.handle is not None:
+            self.handle.remove()
 
     def _attach(self) -> Handle | None:
         rate = self.assignment.throttle_bit_s
