@@ -6,7 +6,6 @@ import copy
 import io
 import logging
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -149,15 +148,6 @@ def refusals(rank: int) -> None:
 
 def test_bad_arguments_are_refused_before_anything_happens() -> None:
     run_processes(refusals, 2)
-
-
-def new_parameter(rank: int) -> None:
-    model = wrapped()
-    cgx.compress(model)
-    model.module[0].weight = nn.Parameter(model.module[0].weight.detach().clone())
-    with pytest.raises((cgx.SpecError, RuntimeError)):
-        for number in range(2):
-            step(model, rank, number)
 
 
 def saved_and_loaded(rank: int) -> None:
@@ -367,29 +357,6 @@ def test_groups_of_some_ranks() -> None:
     assert results[1] is not None
 
 
-def debugged(rank: int) -> str:
-    """Train on a group that TORCH_DISTRIBUTED_DEBUG=DETAIL has wrapped.
-
-    The model itself is made at the ordinary level: with Gloo, torch 2.13 crashes in DDP's constructor at DETAIL,
-    with cgx or without.
-    """
-    dist.set_debug_level(dist.DebugLevel.DETAIL)
-    group = dist.new_group(timeout=timedelta(seconds=17))
-    dist.set_debug_level(dist.DebugLevel.OFF)
-    model = wrapped(process_group=group)
-    cgx.compress(model)
-    for number in range(3):
-        step(model, rank, number)
-    x = torch.full((64, 64), rank + 1.0)
-    cgx.all_reduce(x, group=group)
-    assert (x == 3).all()
-    return digest(model.parameters())
-
-
-def test_a_group_wrapped_for_debugging_works_the_same() -> None:
-    assert all_equal(run_processes(debugged, 2))
-
-
 def refrozen(rank: int) -> str:
     """Freeze a layer after some steps, and let it go again, wrapping anew each time as DDP asks for."""
     torch.manual_seed(3)
@@ -504,5 +471,3 @@ def test_the_report_counts_gradients_and_bytes_on_the_wire() -> None:
     # 4.25 bits an element in both phases, half of each per rank; vectors as they are, heads and padding on top.
     payload = 4 * 2 * (weights * 4.25 / 8 + vectors * 4)
     assert payload < sum(sent) < 1.1 * payload + 4 * 2 * 30 * 16
-
-

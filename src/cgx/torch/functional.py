@@ -35,7 +35,7 @@ def all_reduce(
         group: Default: the default group. With one rank tensors stay as they are.
 
     Raises:
-        SpecError: Invalid spec, op, device or dtype.
+        SpecError: Invalid spec, op, device, dtype or memory layout, or this rank is not in the group.
         PlanMismatchError: Ranks gave different names, shapes, dtypes or specs.
         TransportError: A peer is lost or silent.
 
@@ -47,6 +47,8 @@ def all_reduce(
     group = dist.group.WORLD if group is None else group
     if group is None:
         raise SpecError("torch.distributed is not initialised; call init_process_group first")
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise SpecError("this rank is not in the group it was asked to reduce over; call on its members only")
     named = tensors if isinstance(tensors, Mapping) else {"tensor": tensors}
     for name, tensor in named.items():
         check_tensor(name, tensor)

@@ -110,6 +110,8 @@ class Session:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._index: dict[str, int] = {}
         self._hashes = self.reduction_index = np.zeros(0, np.uint64)
+        self._reducer, self._pool = ScatterReduce(), BufferPool()
+        self._pipeline = Pipeline(f"cgx-session-{id(self):x}", on_failure=self._close_lanes)
         try:
             self.register(parameters, specs)
         except CgxError:
@@ -119,8 +121,6 @@ class Session:
         self._is_off = bool(parameters) and all(s == EXACT for s in self.specs.values())
         self.state_offsets: dict[str, int] = {}
         self.residual = self._make_residual(parameters) if has_error_feedback else None
-        self._reducer, self._pool = ScatterReduce(), BufferPool()
-        self._pipeline = Pipeline(f"cgx-session-{id(self):x}", on_failure=self._close_lanes)
         self._layouts: dict[tuple[object, ...], tuple[Layout, NDArray[np.int64], int]] = {}
         self.reductions = self._raw_nbytes = 0
         self.wait_seconds = 0.0
@@ -130,7 +130,9 @@ class Session:
 
         Raises:
             PlanMismatchError: Ranks differ in anything that decides bytes; nothing is added.
+            TransportError: A peer is gone or silent, or the session is broken.
         """
+        self.check()
         # What no kernel reads travels exact, and the plan says so.
         foreign = {parameter.name for parameter in parameters if parameter.dtype not in ITEMSIZE}
         specs = {p.name: EXACT if p.name in foreign else specs[p.name] for p in parameters}
@@ -240,7 +242,7 @@ class Session:
         Tensors of one dtype travel together; a single contiguous tensor is not copied.
 
         Raises:
-            SpecError: A tensor is not on the CPU or not of a floating or complex dtype.
+            SpecError: A tensor is not dense, not on the CPU or not of a floating or complex dtype.
             TransportError: A peer is lost or silent; the session is then broken.
         """
         by_dtype: dict[torch.dtype, list[str]] = {}
@@ -249,7 +251,7 @@ class Session:
             by_dtype.setdefault(tensor.dtype, []).append(name)
         pendings = []
         for dtype, names in by_dtype.items():
-            parts = [tensors[name] for name in names]
+            parts = [tensors[name].detach() for name in names]  # weights are leaves that may not be written otherwise
             whole = len(parts) == 1 and parts[0].is_contiguous()
             flat = parts[0].view(-1) if whole else torch.cat([part.reshape(-1) for part in parts])
             shapes = [tuple(part.shape) for part in parts]
@@ -312,6 +314,13 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
         raise SpecError(
             f"{name}: the tensor is on {tensor.device}; this version of cgx has kernels for CPU tensors only. Move the "
             "model to the CPU, or use stock DDP on this device"
+        )
+    if tensor.layout is not torch.strided or any(
+        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+    ):
+        raise SpecError(
+            f"{name}: cgx reduces dense tensors whose elements have memory of their own, found layout {tensor.layout}, "
+            f"shape {list(tensor.shape)}; make it dense and contiguous first"
         )
     if not (tensor.is_floating_point() or tensor.is_complex()):
         raise SpecError(f"{name}: cgx reduces floating and complex tensors, found {tensor.dtype}; use dist.all_reduce")
