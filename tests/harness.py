@@ -350,7 +350,7 @@ def _ended(process: Any, outcome: Outcome | None, stacks: Path, *, is_late: bool
 
 @cache
 def _fork_server() -> Any:
-    """Processes are forked off a server without threads that has imported everything slow, so each starts in no time."""
+    """A server without threads that has imported everything slow: processes forked off it start in no time."""
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["tests.preload"])
     before = os.environ.get("PYTHONPATH")

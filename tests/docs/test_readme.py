@@ -30,7 +30,7 @@ def test_the_script_trains_under_torchrun_as_shown(tmp_path: Path) -> None:
     (shown,) = [command for command in commands() if command.startswith("torchrun")]
     arguments = shown.split()[1:]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--master-port", "0", *arguments],
+        [sys.executable, "-m", "torch.distributed.run", *arguments],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""Training through DDP and Gloo: it learns as stock DDP does, replicas agree, and nothing but the recipe decides bits."""
+"""Training through DDP and Gloo: it learns as stock DDP does, replicas agree, only the recipe decides bits."""
 
 from __future__ import annotations
 

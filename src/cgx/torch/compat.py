@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from cgx.core.spec import Dtype
 
@@ -39,7 +40,7 @@ def new_lane(group: dist.ProcessGroup) -> Any:
     ranks = tuple(dist.get_process_group_ranks(group))
     number = _lanes_opened[ranks]
     _lanes_opened[ranks] += 1
-    store = dist.PrefixStore(f"cgx/{ranks}/{number}", dist.distributed_c10d._get_default_store())
+    store = PrefixStore(f"cgx/{ranks}/{number}", dist.distributed_c10d._get_default_store())
     return dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout=timeout_of(group))
 
 

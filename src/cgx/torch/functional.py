@@ -47,7 +47,7 @@ def all_reduce(
     group = dist.group.WORLD if group is None else group
     if group is None:
         raise SpecError("torch.distributed is not initialised; call init_process_group first")
-    if group is dist.GroupMember.NON_GROUP_MEMBER:
+    if not isinstance(group, dist.ProcessGroup):  # new_group gives ranks outside of it a number
         raise SpecError("this rank is not in the group it was asked to reduce over; call on its members only")
     named = tensors if isinstance(tensors, Mapping) else {"tensor": tensors}
     for name, tensor in named.items():
