@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -16,6 +16,7 @@ import cgx
 from tests.integration.zoo import generator, mlp
 
 STOCK = None
+SMALL = {"bucket_cap_mb": 0.02}  # several buckets
 
 
 @final
@@ -105,3 +106,24 @@ def train(rank: int, job: Job, *, first: int = 0, saved: bytes | None = None) ->
 def resume(rank: int, job: Job, first: int, saved: list[bytes]) -> Trained:
     """Go on from this rank's checkpoint in a new process."""
     return train(rank, job, first=first, saved=saved[rank])
+
+
+def wrapped(seed: int = 3, **ddp: Any) -> DistributedDataParallel:
+    """Return a DDP model."""
+    torch.manual_seed(seed)
+    return DistributedDataParallel(mlp(), **ddp)
+
+
+def step(model: nn.Module, rank: int, number: int) -> None:
+    """Train one step by hand."""
+    model.zero_grad()
+    x, y = batch(rank, number)
+    nn.functional.cross_entropy(model(x), y).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.05 * parameter.grad
+
+
+def all_equal(values: Sequence[Any]) -> bool:
+    """Compare what ranks returned."""
+    return all(value == values[0] for value in values)

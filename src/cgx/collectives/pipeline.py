@@ -91,11 +91,6 @@ class _Running:
         """True when every piece is where it belongs."""
         return not self._unstarted and not self._active
 
-    def abandon(self) -> None:
-        """Lets go of all posted works: what is still referenced would keep the connections open."""
-        for piece in self._active:
-            piece.work = None
-
     def advance(self) -> None:
         """One tick."""
         if self._unstarted:
@@ -171,8 +166,6 @@ class Pipeline:
                         running.remove(run)
                         job.done(None)
         except BaseException as error:  # every waiting caller must hear of it, whatever it is
-            for run in running:
-                run.abandon()
             self._fail(_about(job, error), [*(run.job for run in running), *jobs])
 
     def _receive(self, jobs: deque[Job], *, wait: bool) -> bool:

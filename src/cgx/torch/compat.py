@@ -47,7 +47,8 @@ def new_lane(group: dist.ProcessGroup) -> Any:
 def at_end_of_backward(callback: Callable[[], None]) -> None:
     """Runs ``callback`` when the backward pass under way ends; what it raises reaches ``backward()``'s caller.
 
-    Outside a backward pass (``DDP.join`` calls hooks for ranks that are out of data) it runs at once.
+    Callbacks run in the order they are queued, also those that a callback queues. Outside a backward pass
+    (``DDP.join`` calls hooks for ranks that are out of data) it runs at once.
     """
     try:
         torch.autograd.Variable._execution_engine.queue_callback(callback)

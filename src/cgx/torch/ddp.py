@@ -3,6 +3,7 @@
 # No postponed evaluation of annotations here: DDP inspects the hook's.
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -13,10 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 from cgx.collectives.base import Op
 from cgx.collectives.exact import divide
 from cgx.core.plan import How, Parameter, choose_specs
-from cgx.errors import SpecError
+from cgx.errors import CgxError, SpecError, TransportError
 from cgx.telemetry.summary import Report
 from cgx.torch.compat import DTYPES, at_end_of_backward
-from cgx.torch.session import Session, check_tensor
+from cgx.torch.session import Pending, Session, check_tensor
 
 _LOG = logging.getLogger("cgx")
 _ATTRIBUTE = "_cgx_hook"
@@ -108,18 +109,21 @@ class _Hook:
         session = self.handle._session if self.handle is not None else None
         if session is None:
             return _native_mean(buffer, self.group)
-        session.check()
         names, shapes = self._parameters(bucket)
-        pending = session.reduce_flat(
-            buffer,
-            names,
-            shapes,
-            Op.AVG,
-            label=f"bucket {bucket.index()}, reduction {session.reductions}",
-            on_done=lambda: future.set_result(buffer),
-        )
-        # An error stored in the future would lose its class; raised from here it reaches the caller of backward().
-        at_end_of_backward(lambda: session.wait(pending))
+        try:
+            pending = session.reduce_flat(
+                buffer,
+                names,
+                shapes,
+                Op.AVG,
+                label=f"bucket {bucket.index()}, reduction {session.reductions}",
+                on_done=lambda: future.set_result(buffer),
+            )
+        except TransportError as error:
+            future.set_result(buffer)
+            at_end_of_backward(partial(at_end_of_backward, partial(_throw, error)))
+        else:
+            at_end_of_backward(partial(_settle, session, pending))
         return future
 
     def _parameters(self, bucket: GradBucket) -> tuple[list[str], list[tuple[int, ...]]]:
@@ -135,6 +139,18 @@ class _Hook:
         # Flat shapes in buffer order: strides differ under channels_last, memory order does not.
         shapes = [tuple(parameter.shape) for parameter in bucket.parameters()]
         return names, shapes
+
+
+def _settle(session: Session, pending: Pending) -> None:
+    """Waits for a bucket before DDP does, which would neither count the time nor keep the class of an error."""
+    try:
+        session.wait(pending)
+    except CgxError as error:
+        at_end_of_backward(partial(_throw, error))  # behind DDP's own end: cut short, it would fail in the next pass
+
+
+def _throw(error: CgxError) -> None:
+    raise error
 
 
 def _native_mean(buffer: torch.Tensor, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:

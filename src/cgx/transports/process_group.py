@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, final
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -36,6 +37,10 @@ class _PeerWork:
     def __init__(self, works: Sequence[tuple[str, Any]], timeout_seconds: float) -> None:
         self._works = works
         self._timeout_seconds = timeout_seconds
+
+    def drop(self) -> None:
+        """Lets go of the engine's works."""
+        self._works = ()
 
     def wait(self) -> None:
         deadline = time.monotonic() + self._timeout_seconds
@@ -66,6 +71,7 @@ class ProcessGroupTransport:
         self._is_coalescing = backend.supports_coalescing
         self._timeout_seconds = timeout_seconds
         self._sent_nbytes = 0
+        self._posted: WeakSet[_PeerWork] = WeakSet()
 
     @property
     def rank(self) -> int:
@@ -101,7 +107,7 @@ class ProcessGroupTransport:
         except RuntimeError as error:
             works.clear()
             raise transport_error(error, f"posting to rank {peer}", self._timeout_seconds) from error
-        return _PeerWork(works, self._timeout_seconds)
+        return self._track(works)
 
     def all_gather(self, send: Bytes | None, recv: PeerBuffers, channel: Channel) -> Work:
         """See ``Transport.all_gather``."""
@@ -116,11 +122,19 @@ class ProcessGroupTransport:
             work = self._backend.allreduce([tensor])
         except RuntimeError as error:
             raise transport_error(error, "posting an all-reduce", self._timeout_seconds) from error
-        return _PeerWork([("all-reducing uncompressed", work)], self._timeout_seconds)
+        return self._track([("all-reducing uncompressed", work)])
 
     def close(self) -> None:
         """See ``Transport.close``."""
+        # The engine keeps its connections open as long as any of its works lives, whoever holds it.
+        for work in list(self._posted):
+            work.drop()
         self._backend = None
+
+    def _track(self, works: Sequence[tuple[str, Any]]) -> Work:
+        work = _PeerWork(works, self._timeout_seconds)
+        self._posted.add(work)
+        return work
 
 
 def _tensor(buffer: Bytes) -> torch.Tensor:

@@ -1,9 +1,7 @@
-"""What survivors see when a rank dies, freezes, raises or disagrees: our class, the bucket, the peer, and no hang."""
+"""Ranks that disagree, that do not come, or whose session is broken: a clear error on every rank, and no hang."""
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from typing import Any
 
@@ -14,11 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import cgx
 from cgx.compressors.uniform import UniformCompressor
-from tests.harness import Outcome, outcomes_of
+from tests.harness import outcomes_of
 
 TIMEOUT = 4.0
 BOUND = TIMEOUT + 10.0
-BAD_STEP = 3
 
 
 def model_of(width: int = 300) -> nn.Module:
@@ -26,70 +23,12 @@ def model_of(width: int = 300) -> nn.Module:
     return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 200), nn.ReLU(), nn.Linear(200, 64))
 
 
-def _train(rank: int, fault: str, victim: int) -> float:
-    """Trains until the fault; raises what `backward` raised, or returns the seconds this rank took to hear of it."""
-    ddp = DistributedDataParallel(model_of(), bucket_cap_mb=0.05)
-    cgx.compress(ddp)
-    for step in range(8):
-        loss = ddp(torch.randn(8, 64)).square().mean()
-        if step == BAD_STEP and rank == victim:
-            _strike(fault)
-        loss.backward()
-    return 0.0
-
-
-def _strike(fault: str) -> None:
-    if fault == "exits":
-        os._exit(3)
-    if fault == "is killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if fault == "freezes":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    if fault == "raises":
-        raise ArithmeticError("the user's own error")
-    if fault == "codec raises":
-        UniformCompressor.reduce = _broken_reduce  # type: ignore[method-assign,assignment]
+def _break_the_codec() -> None:
+    UniformCompressor.reduce = _broken_reduce  # type: ignore[method-assign,assignment]
 
 
 def _broken_reduce(*_: Any, **__: Any) -> int:
     raise ArithmeticError("a broken kernel")
-
-
-def survivors(outcomes: list[Outcome], victim: int) -> list[Outcome]:
-    return [outcome for rank, outcome in enumerate(outcomes) if rank != victim]
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("fault", ["exits", "is killed", "raises", "codec raises"])
-def test_a_lost_rank_ends_the_step_of_all_others(fault: str, world_size: int) -> None:
-    victim = world_size - 1
-    outcomes = outcomes_of(_train, world_size, fault, victim, group_timeout_seconds=TIMEOUT, timeout_seconds=BOUND + 20)
-    for outcome in survivors(outcomes, victim):
-        assert isinstance(outcome.error, cgx.PeerLostError), outcome
-        assert outcome.exit_code == 0, outcome.trace
-        assert outcome.seconds < BOUND
-        assert "bucket 0, reduction" in str(outcome.error)
-    told = [str(outcome.error) for outcome in survivors(outcomes, victim)]
-    assert any(f"rank {victim}" in text for text in told)
-    if fault == "raises":
-        assert isinstance(outcomes[victim].error, ArithmeticError)
-    if fault == "codec raises":
-        error = outcomes[victim].error
-        assert isinstance(error, cgx.TransportError)
-        assert "bucket 0, reduction" in str(error)
-        assert "ArithmeticError: a broken kernel" in str(error)
-
-
-def test_a_frozen_rank_ends_the_step_by_the_groups_timeout() -> None:
-    outcomes = outcomes_of(
-        _train, 2, "freezes", 1, group_timeout_seconds=TIMEOUT, timeout_seconds=BOUND + 20, doomed=[1]
-    )
-    error = outcomes[0].error
-    assert isinstance(error, cgx.CollectiveTimeoutError), outcomes[0]
-    assert "rank 1" in str(error)
-    assert "bucket 0, reduction" in str(error)
-    assert f"timeout of {TIMEOUT:.0f} s" in str(error)
-    assert outcomes[0].seconds < BOUND
 
 
 def _fail_and_stay(rank: int) -> float:
@@ -98,7 +37,7 @@ def _fail_and_stay(rank: int) -> float:
     cgx.compress(ddp)
     ddp(torch.randn(8, 64)).square().mean().backward()
     if rank == 1:
-        _strike("codec raises")
+        _break_the_codec()
     start = time.monotonic()
     with pytest.raises(cgx.TransportError):
         ddp(torch.randn(8, 64)).square().mean().backward()
@@ -118,7 +57,7 @@ def _use_after_failure(rank: int) -> str:
     x = torch.randn(5000)
     cgx.all_reduce(x)
     if rank == 1:
-        _strike("codec raises")
+        _break_the_codec()
     with pytest.raises(cgx.TransportError):
         cgx.all_reduce(x)
     with pytest.raises(cgx.TransportError) as caught:
