@@ -11,4 +11,10 @@ settings.register_profile("development", deadline=None, print_blob=True)
 settings.register_profile("ci", settings.get_profile("development"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "development")
 
-pytest.register_assert_rewrite("tests.harness")
+pytest.register_assert_rewrite(
+    "tests.harness",
+    "tests.kernels.compare",
+    "tests.laws.batch",
+    "tests.laws.numbers",
+    "tests.laws.payloads",
+)

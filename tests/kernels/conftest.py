@@ -1,5 +1,0 @@
-"""Comparisons with the oracle explain themselves."""
-
-import pytest
-
-pytest.register_assert_rewrite("tests.kernels.compare")
