@@ -101,6 +101,7 @@ class Compressor(Protocol):
         ...
 
 
+@np.errstate(all="ignore")  # infinities and NaN are data here: they must arrive, not warn
 def reduce_by_steps(
     scatter: Compressor, wires: Bytes, starts: NDArray[np.int64], own: Array, wire_out: Bytes,
     table: SegmentTable, table_out: SegmentTable, keys: Keys, *, into: Compressor | None,
