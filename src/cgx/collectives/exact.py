@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from cgx.collectives.base import Last, Op, Stages
+from cgx.collectives.base import Last, Op, Stages, Ticket
 from cgx.transports.base import Transport
 
 
-def exact_all_reduce(x: Any, op: Op, lane: Transport) -> Stages:
+def exact_all_reduce(x: Any, op: Op, lane: Transport, tag: int) -> Stages:
     """Sums (or averages) ``x`` in place: any dtype, dense or sparse, that the engine can sum.
 
     The mean divides first, as stock DDP does, so results equal its bit for bit.
@@ -17,11 +17,14 @@ def exact_all_reduce(x: Any, op: Op, lane: Transport) -> Stages:
         x: A tensor or array of the engine behind ``lane``.
         op: SUM or AVG.
         lane: Where it travels.
+        tag: 64 bits that say which reduction it is: engines end the process when ranks sum different sizes.
 
-    Cost: ``2 (W - 1) / W`` times the raw bytes per rank, for an engine that reduces by rings.
+    Cost: a ticket, and ``2 (W - 1) / W`` times the raw bytes per rank, for an engine that reduces by rings.
     """
+    ticket = Ticket(lane, tag)
     if op is Op.AVG:
         divide(x, lane.world_size)
+    yield ticket
     yield Last(lane.all_reduce(x))
 
 

@@ -193,15 +193,16 @@ class Session:
         self.reductions += 1
         self._raw_nbytes += 0 if flat.is_sparse else flat.nbytes
         if self._is_exact(flat, names) and owners is None:
+            exact_tag = _hash64("exact", *names, flat.dtype, flat.shape, op, self.reductions)
 
             def make() -> Sequence[Stages]:
-                return [exact_all_reduce(flat, op, self.scatter_lane)]
+                return [exact_all_reduce(flat, op, self.scatter_lane, exact_tag)]
         else:
             layout, chosen, digest = self._layout(names, shapes, DTYPES[flat.dtype], owners)
             indices = self.reduction_index[chosen]
             keys = parameter_keys(self.seed, self._hashes[chosen], indices)
             self.reduction_index[chosen] += np.uint64(1)
-            tag = int.from_bytes(fingerprint([f"{digest} {op} {indices.tolist()}"])[:8], "little")
+            tag = _hash64(digest, op, indices.tolist())
             reduction = Reduction(
                 label=label, x=to_array(flat), layout=layout, keys=keys, op=op,
                 scatter_lane=self.scatter_lane, gather_lane=self.gather_lane, pool=self._pool,
@@ -230,8 +231,7 @@ class Session:
             ]
             states = [self.state_offsets.get(name) for name in names]
             layout = cut(segments, self.world_size, piece_nbytes=self._piece_nbytes, states=states)
-            lines = [*self.plan.lines, *(str(segment) for segment in segments)]
-            digest = int.from_bytes(fingerprint(lines)[:8], "little")
+            digest = _hash64(*self.plan.lines, *segments)
             chosen = np.array([self._index[name] for name in names], np.int64)
             self._layouts[key] = layout, chosen, digest
         return self._layouts[key]
@@ -300,6 +300,10 @@ class Session:
         lanes, self._open_lanes = self._open_lanes, ()
         for lane in lanes:
             lane.close()
+
+
+def _hash64(*words: object) -> int:
+    return int.from_bytes(fingerprint(str(word) for word in words)[:8], "little")
 
 
 def check_tensor(name: str, tensor: torch.Tensor) -> None:

@@ -97,13 +97,13 @@ class ProcessGroupTransport:
         peer = self.rank
         try:
             if self._is_coalescing:  # NCCL: messages launched one by one would wait for each other
-                self._backend._start_coalescing()
+                self._engine._start_coalescing()
             for peer, tensor in recvs:
-                works.append((f"receiving from rank {peer}", self._backend.recv([tensor], peer, channel)))
+                works.append((f"receiving from rank {peer}", self._engine.recv([tensor], peer, channel)))
             for peer, tensor in sends:
-                works.append((f"sending to rank {peer}", self._backend.send([tensor], peer, channel)))
+                works.append((f"sending to rank {peer}", self._engine.send([tensor], peer, channel)))
             if self._is_coalescing:
-                works = [("exchanging payloads", self._backend._end_coalescing())]
+                works = [("exchanging payloads", self._engine._end_coalescing())]
         except RuntimeError as error:
             works.clear()
             raise transport_error(error, f"posting to rank {peer}", self._timeout_seconds) from error
@@ -119,10 +119,17 @@ class ProcessGroupTransport:
         if not tensor.is_sparse:
             self._sent_nbytes += 2 * (self.world_size - 1) * tensor.nbytes // self.world_size
         try:
-            work = self._backend.allreduce([tensor])
+            work = self._engine.allreduce([tensor])
         except RuntimeError as error:
             raise transport_error(error, "posting an all-reduce", self._timeout_seconds) from error
         return self._track([("all-reducing uncompressed", work)])
+
+    @property
+    def _engine(self) -> Any:
+        # Asked each time: a local variable would live on in an error's traceback, and the connections with it.
+        if self._backend is None:
+            raise TransportError("this lane is closed: its session failed or was removed")
+        return self._backend
 
     def close(self) -> None:
         """See ``Transport.close``."""
