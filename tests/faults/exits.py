@@ -1,6 +1,6 @@
 """One rank of a job as a user runs it: a program of its own, which must end by itself whatever happens.
 
-    python -m tests.faults.exits SCENARIO RANK WORLD_SIZE PORT
+python -m tests.faults.exits SCENARIO RANK WORLD_SIZE PORT
 """
 
 from __future__ import annotations

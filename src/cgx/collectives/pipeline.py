@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ from cgx.collectives.base import Last
 from cgx.errors import CgxError, TransportError
 from cgx.transports.base import Work
 
+_LEAVE_SECONDS = 2.0  # of the process's end, for a worker that still waits for a peer
 DEPTH = 2  # ticks between posting and waiting: two pieces on the wire while a third is encoded
 
 Done = Callable[[BaseException | None], None]
@@ -126,6 +128,8 @@ class Pipeline:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
+                # An interpreter that ends under a daemon's C++ frames aborts: the thread ends before it does.
+                weakref.finalize(self, _leave, self._inbox, self._thread)
             self._inbox.put(job)
 
     def check(self) -> None:
@@ -191,6 +195,11 @@ class Pipeline:
                 jobs.append(job)
         for job in jobs:
             job.done(error)
+
+
+def _leave(inbox: queue.SimpleQueue[Job | None], thread: threading.Thread) -> None:
+    inbox.put(None)
+    thread.join(_LEAVE_SECONDS)
 
 
 def _about(job: Job | None, error: BaseException) -> BaseException:
