@@ -36,15 +36,6 @@ def untidy(rank: int) -> None:
     cgx.all_reduce(torch.ones(500, 500))
 
 
-def removed(rank: int) -> None:
-    """Train, take cgx off, train on, and end."""
-    model = wrapped()
-    handle = cgx.compress(model)
-    backward(model, rank, 0)
-    handle.remove()
-    backward(model, rank, 1)
-
-
 def bereaved(rank: int) -> None:
     """Lose a rank in the middle of training, and let the error end the program."""
     model = wrapped()
@@ -74,7 +65,7 @@ def failing(rank: int) -> None:
 
 
 SCENARIOS: dict[str, Callable[[int], None]] = {
-    f.__name__: f for f in (tidy, untidy, removed, bereaved, bereaved_but_tidy, failing)
+    f.__name__: f for f in (tidy, untidy, bereaved, bereaved_but_tidy, failing)
 }
 
 

@@ -82,7 +82,6 @@ def reference() -> dict[tuple[int, torch.dtype], str]:
     }
 
 
-# DDP says so when it has nothing to look for.
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_buckets_pieces_and_links_change_no_bit(variant: str, world_size: int, reference: dict) -> None:
