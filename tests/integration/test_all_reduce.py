@@ -14,9 +14,11 @@ from torch import Tensor
 
 import cgx
 from cgx.collectives.base import Op
+from cgx.core.plan import Parameter, to_specs
 from cgx.core.segments import Segment
 from cgx.core.spec import parse_specs
 from cgx.torch.compat import to_array
+from cgx.torch.session import Session
 from tests.conformance.oracle import reduce_by_oracle
 from tests.harness import run_processes
 from tests.integration.training import digest
@@ -270,3 +272,29 @@ def many_signatures(rank: int) -> int:
 
 def test_new_signatures_open_no_new_session() -> None:
     assert run_processes(many_signatures, 2) == [1, 1]
+
+
+def reduce_scatter(rank: int) -> tuple[list[float], int]:
+    shape = (64, 80)
+    names = ["first", "second"]
+    session = Session(
+        dist.group.WORLD, [Parameter(n, shape, "fp32") for n in names], dict.fromkeys(names, to_specs("uniform:8"))
+    )
+    mine = torch.randn(2, 64 * 80, generator=torch.Generator().manual_seed(rank))
+    theirs = torch.randn(2, 64 * 80, generator=torch.Generator().manual_seed(1 - rank))
+    flat = mine.clone().view(-1)
+    session.reduce_flat(flat, names, [shape, shape], Op.SUM, label="reduce-scatter", owners=[0, 1]).wait()
+    reduced = flat.view(2, -1)
+    assert torch.equal(reduced[1 - rank], mine[1 - rank])
+    error = (reduced[rank] - mine[rank] - theirs[rank]).square().sum() / (mine[rank] + theirs[rank]).square().sum()
+    assert 0 < error < 1e-4  # the peer's part came in eight bits, the own one exact
+    sent = session.report().wire_nbytes
+    session.close()
+    return reduced[rank][:3].tolist(), sent
+
+
+def test_reduce_scatter_leaves_each_owner_its_sum_for_one_phase_of_bytes() -> None:
+    (_, sent), (_, other_sent) = run_processes(reduce_scatter, 2)
+    assert sent == other_sent
+    one_copy = 64 * 80 * 8.25 / 8
+    assert one_copy < sent < one_copy + 200  # head, ticket and the plan's digest
