@@ -7,6 +7,7 @@ import torch._dynamo  # the constructor of DistributedDataParallel imports it
 
 import cgx.torch.ddp
 import cgx.torch.functional
+from cgx.compressors.base import OWN
 from cgx.compressors.registry import compressor_for
 from cgx.core.segments import CARRIERS, single_row
 from cgx.core.spec import Cast, Identity, Uniform
@@ -24,7 +25,9 @@ def warm_kernels() -> None:
             codec.compress(x, wire, table, keys, 0)
             codec.decompress(wire, x, table, keys, 0)
             starts = np.zeros(1, np.int64)
-            codec.reduce(wire, starts, x, wire.copy(), table, table, keys, into=codec, own_rank=0, scale=1.0)
+            codec.reduce(
+                wire, starts, x, wire.copy(), table, table, keys, into=codec, senders=[OWN], stream_out=0, scale=1.0
+            )
 
 
 warm_kernels()

@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from cgx.collectives.base import Op
+from cgx.collectives.layout import LOCAL
 from cgx.core.random import GATHER, SCATTER, name_hash, parameter_keys, payload_keys, stream
 from cgx.core.segments import CARRIERS, Segment
-from cgx.core.spec import Cast, Dtype, Uniform
+from cgx.core.spec import EXACT, Cast, Dtype, Identity, Uniform
 from cgx.kernels.reference import from_f32, to_f32, uniform_decode, uniform_encode
-from tests.harness import Array, Values
+from tests.conformance.ranks import Array, Settings, Values
 from tests.strategies import Floats
 
 BF16 = CARRIERS["bf16"]
 
 
 def reduce_by_oracle(
-    inputs: Sequence[Values], segments: Sequence[Segment], op: Op = Op.SUM, *, seed: int = 0,
-    reduction_index: int = 0,
-) -> dict[str, Array]:  # fmt: skip
+    inputs: Sequence[Values], segments: Sequence[Segment], asked: Settings | None = None
+) -> dict[str, Array]:
     """Return the reduced segments by name: what every rank must hold."""
+    asked = asked or Settings()
     return {
         segment.name: np.concatenate(
             [CARRIERS[segment.dtype].type([])]
             + [
                 _reduce_stripe(
                     [to_f32(values[segment.name][start : start + segment.stripe_numel]) for values in inputs],
-                    segment, start, int(owner), op, _key(segment.name, seed, reduction_index),
+                    segment, start, int(owner), asked,
                 )
                 for start, owner in zip(
                     range(0, segment.numel, segment.stripe_numel), segment.owners(len(inputs)), strict=True
@@ -40,24 +41,49 @@ def reduce_by_oracle(
     }  # fmt: skip
 
 
-def _key(name: str, seed: int, reduction_index: int) -> Any:
-    words = np.array([name_hash(name)], np.uint64), np.array([reduction_index], np.uint64)
-    return parameter_keys(seed, *words)
+def _key(name: str, asked: Settings) -> Any:
+    words = np.array([name_hash(name)], np.uint64), np.array([asked.reduction_index], np.uint64)
+    return parameter_keys(asked.seed, *words)
 
 
-def _reduce_stripe(parts: Sequence[Floats], segment: Segment, start: int, owner: int, op: Op, key: Any) -> Array:
-    heard = [
-        part if rank == owner
-        else sent_by(part, segment.specs.scatter, segment.dtype, key, stream(SCATTER, rank), start)
-        for rank, part in enumerate(parts)
-    ]  # fmt: skip
-    with np.errstate(all="ignore"):
-        total = heard[0]
-        for part in heard[1:]:
-            total = total + part
-        total = total * np.float32(1 / len(parts) if op is Op.AVG else 1)
-    total = sent_by(total, segment.specs.gather, segment.dtype, key, stream(GATHER, owner), start)
+@np.errstate(all="ignore")
+def _reduce_stripe(parts: Sequence[Floats], segment: Segment, start: int, owner: int, asked: Settings) -> Array:
+    key, specs, world = _key(segment.name, asked), segment.specs, len(parts)
+
+    def sent(values: Floats, rank: int, phase: int = SCATTER, spec: Any = specs.scatter) -> Floats:
+        return sent_by(values, spec, segment.dtype, key, stream(phase, rank), start)
+
+    match asked.algorithm:
+        case "scatter_reduce":
+            total = _sum(part if rank == owner else sent(part, rank) for rank, part in enumerate(parts))
+        case "all_gather":
+            total = _sum(sent(part, rank) for rank, part in enumerate(parts))
+        case "ring":
+            total = parts[(owner + 1) % world]
+            for before in range(owner + 1, owner + world):
+                total = sent(total, before % world) + parts[(before + 1) % world]
+        case "hierarchical":
+            assert asked.nodes is not None
+            intra = Identity() if specs == EXACT else asked.intra
+            nodes = {
+                peer: _sum(
+                    parts[mate] if mate == peer else sent(parts[mate], mate, LOCAL, intra)
+                    for mate in asked.nodes.local_peers(peer)
+                )
+                for peer in asked.nodes.column_peers(owner)
+            }
+            total = _sum(part if peer == owner else sent(part, peer) for peer, part in nodes.items())
+    total = total * np.float32(1 / world if asked.op is Op.AVG else 1)
+    if asked.algorithm != "all_gather":
+        total = sent(total, owner, GATHER, specs.gather)
     return from_f32(total, CARRIERS[segment.dtype])
+
+
+def _sum(parts: Iterable[Floats]) -> Floats:
+    first, *others = parts
+    for part in others:
+        first = first + part
+    return first
 
 
 def sent_by(values: Floats, spec: Any, dtype: Dtype, key: Any, sender: int, start: int) -> Floats:

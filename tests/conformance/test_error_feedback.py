@@ -8,7 +8,7 @@ import pytest
 from cgx.collectives.base import Op
 from cgx.core.segments import Segment
 from tests.conformance.models import SUPPRESSED, inputs_of, mixed, of_sizes, segment
-from tests.harness import Array, Settings, reduce_on_threads
+from tests.conformance.ranks import Array, Settings, reduce_on_threads
 from tests.strategies import Floats
 
 STEPS = 12
@@ -50,6 +50,32 @@ def test_what_was_sent_and_what_is_left_add_up_to_what_went_in(specs: str, patte
     assert off[~mine].max() <= STEPS * 2 * largest * 2.0**-23
     # The control: without the residual it does not add up.
     assert np.abs(sent - put_in)[~mine].max() > STEPS * 2 * largest * 2.0**-23
+
+
+@pytest.mark.parametrize("specs", ["uniform:1", "uniform:2/rounding=nearest", "uniform:4/rounding=stochastic", "bf16"])
+def test_one_shot_reductions_leave_with_each_rank_what_its_own_encoding_lost(specs: str) -> None:
+    # No second phase loses anything: all that was put in is in the results or in some rank's residual.
+    segments, world = of_sizes(specs), 3
+    numel = sum(s.numel for s in segments)
+    residuals = [np.zeros(numel, np.float32) for _ in range(world)]
+    off, largest = np.zeros(numel), 0.0
+    for step in range(STEPS):
+        inputs = inputs_of(segments, world, seed=step)
+        asked = Settings(reduction_index=step, algorithm="all_gather")
+        results = reduce_on_threads(inputs, segments, asked, residuals=residuals)
+        assert all(result.error is None for result in results), results[0].error
+        got, *put_in = (
+            np.concatenate([values[s.name].astype(np.float64) for s in segments])
+            for values in (results[0].values, *inputs)
+        )
+        off += sum(put_in) - got
+        largest = max(largest, *(float(np.abs(part).max()) for part in put_in))
+    left = np.sum([residual.astype(np.float64) for residual in residuals], axis=0)
+    # Each step rounds every rank's sum with its residual, the difference, and the sum over ranks.
+    allowed = STEPS * world * 3 * (4 * world * largest) * 2.0**-23
+    assert all(residual.any() for residual in residuals)
+    assert np.abs(off - left).max() <= allowed
+    assert np.abs(off).max() > allowed, "the control: without the residuals it does not add up"
 
 
 @pytest.mark.parametrize("with_feedback", [True, False])

@@ -7,21 +7,27 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from cgx.collectives.nodes import Nodes
+from cgx.core.algorithm import ALGORITHMS, Algorithm
 from cgx.core.wire import HEAD_NBYTES
 from cgx.errors import CgxError, PeerLostError, PlanMismatchError, TransportError, WireError
 from cgx.transports.base import Bytes, Channel
-from tests.conformance.models import SUPPRESSED, inputs_of, of_sizes
-from tests.harness import Change, RankResult, Settings, reduce_on_threads
+from tests.conformance.models import SUPPRESSED, hosts, inputs_of, of_sizes
+from tests.conformance.ranks import Change, RankResult, Settings, reduce_on_threads
 
 WORLD, LIAR, VICTIM = 3, 1, 2
 SCATTER, GATHER = 0, 1
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("odd_one", range(WORLD))
-def test_a_rank_in_another_reduction_is_found_by_everybody_before_any_payload(odd_one: int) -> None:
+def test_a_rank_in_another_reduction_is_found_by_everybody_before_any_payload(
+    odd_one: int, algorithm: Algorithm
+) -> None:
     segments = of_sizes("uniform:4")
     tags = [7 if rank == odd_one else 6 for rank in range(WORLD)]
-    results = reduce_on_threads(inputs_of(segments, WORLD), segments, Settings(tags=tags))
+    asked = Settings(tags=tags, algorithm=algorithm, nodes=hosts(WORLD, 1))
+    results = reduce_on_threads(inputs_of(segments, WORLD), segments, asked)
     for rank, result in enumerate(results):
         assert isinstance(result.error, PlanMismatchError), result.error
         other = odd_one if rank != odd_one else min({0, 1, 2} - {odd_one})
@@ -30,11 +36,14 @@ def test_a_rank_in_another_reduction_is_found_by_everybody_before_any_payload(od
 
 
 def with_head(change: Callable[[Bytes], None]) -> Change:
-    """Return a change of the first payload's head on its way to the victim."""
+    """Return a change of the first head on its way to the victim."""
+    has_lied = False
 
     def lie(channel: Channel, post: int, peer: int, message: Bytes) -> Bytes:
-        if channel is Channel.BODY and post == 0 and peer == VICTIM:
+        nonlocal has_lied
+        if channel is Channel.BODY and peer == VICTIM and not has_lied:
             change(message[:HEAD_NBYTES])
+            has_lied = True
         return message
 
     return lie
@@ -80,6 +89,37 @@ def test_a_head_that_is_wrong_names_bucket_piece_phase_and_sender(lie: str, phas
         assert part in str(error), error
     assert str(error).count("bucket 0") == 1
     assert_others_hear_of_it(results)
+
+
+@pytest.mark.parametrize("specs", ["uniform:4", "varying"])
+@pytest.mark.parametrize(
+    ("algorithm", "nodes", "lane", "phase"),
+    [
+        ("all_gather", None, SCATTER, "phase 1,"),
+        ("ring", None, SCATTER, "phase 1,"),
+        ("ring", None, GATHER, "phase 2,"),
+        ("hierarchical", hosts(WORLD, 1), SCATTER, "phase 1,"),
+        ("hierarchical", hosts(WORLD, 1), GATHER, "phase 2,"),
+        ("hierarchical", hosts(1, WORLD), SCATTER, "phase 1 inside the node,"),
+        ("hierarchical", hosts(1, WORLD), GATHER, "phase 2,"),
+    ],
+)
+@pytest.mark.parametrize("lie", LIES)
+def test_every_algorithm_refuses_a_head_that_is_wrong(
+    lie: str, algorithm: Algorithm, nodes: Nodes | None, lane: int, phase: str, specs: str
+) -> None:
+    change, says = LIES[lie]
+    segments = of_sizes(SUPPRESSED if specs == "varying" else specs)
+    changes = {LIAR: (with_head(change), None) if lane == SCATTER else (None, with_head(change))}
+    asked = Settings(changes=changes, piece_nbytes=1 << 30, algorithm=algorithm, nodes=nodes)
+    results = reduce_on_threads(inputs_of(segments, WORLD), segments, asked)
+    error = results[VICTIM].error
+    assert isinstance(error, WireError), error
+    for part in ("bucket 0", "piece 0", phase, f"rank {LIAR}", says):
+        assert part in str(error), error
+    # The bytes of a sum are passed on as they came: whoever gets them refuses them too.
+    heard = [result.error for rank, result in enumerate(results) if rank != VICTIM and result.error is not None]
+    assert all(isinstance(error, PeerLostError) or str(error) == str(results[VICTIM].error) for error in heard), heard
 
 
 def assert_others_hear_of_it(results: list[RankResult]) -> None:

@@ -11,27 +11,46 @@ from hypothesis import strategies as st
 
 from cgx.collectives.base import Op
 from cgx.collectives.layout import cut
+from cgx.core.algorithm import ALGORITHMS, Algorithm
 from cgx.core.segments import NUMEL, PARAMETER, START, WIRE, Segment
+from cgx.core.spec import Dtype
 from cgx.core.wire import HEAD_NBYTES
 from cgx.transports.base import Channel
-from tests.conformance.models import SUPPRESSED, inputs_of, mixed, of_sizes, same_bytes, segment
+from tests.conformance.models import (
+    METHODS,
+    SUPPRESSED,
+    hosts,
+    inputs_of,
+    methods_of,
+    mixed,
+    of_sizes,
+    same_bytes,
+    segment,
+)
 from tests.conformance.oracle import reduce_by_oracle
-from tests.harness import Settings, Tap, reduce_on_threads
+from tests.conformance.ranks import Settings, Tap, reduce_on_threads
+from tests.strategies import DTYPES
 
 WORLD = 3
 PIECES = (1, 4096, 16_384, 100_000, None)
 
 
-@settings(max_examples=25)
-@given(data=st.data(), piece_nbytes=st.sampled_from(PIECES), with_varying=st.booleans())
-def test_buckets_and_pieces_change_nothing(data: st.DataObject, piece_nbytes: int | None, with_varying: bool) -> None:
-    segments = mixed(with_varying=with_varying)
+@settings(max_examples=40)
+@given(
+    data=st.data(), dtype=st.sampled_from(DTYPES), piece_nbytes=st.sampled_from(PIECES), with_varying=st.booleans(),
+    method=st.sampled_from([*methods_of(3), *methods_of(4)]),
+)  # fmt: skip
+def test_buckets_and_pieces_change_nothing(
+    data: st.DataObject, dtype: Dtype, piece_nbytes: int | None, with_varying: bool, method: str
+) -> None:
+    segments = mixed(dtype, with_varying=with_varying)
     names = data.draw(st.permutations([s.name for s in segments]), label="order")
     ends = sorted(data.draw(st.sets(st.integers(1, len(names) - 1)), label="ends of buckets"))
     buckets = [names[a:b] for a, b in zip([0, *ends], [*ends, len(names)], strict=True)]
-    inputs = inputs_of(segments, WORLD)
-    expected = reduce_by_oracle(inputs, segments, Op.AVG)
-    for result in reduce_on_threads(inputs, segments, Settings(Op.AVG, buckets, piece_nbytes)):
+    inputs = inputs_of(segments, METHODS[method].world_size)
+    asked = METHODS[method].settings(Op.AVG, buckets, piece_nbytes)
+    expected = reduce_by_oracle(inputs, segments, asked)
+    for result in reduce_on_threads(inputs, segments, asked):
         assert result.error is None, result.error
         assert same_bytes(result.values, expected)
 
@@ -119,20 +138,25 @@ def test_phase_one_bytes_of_a_block_do_not_depend_on_the_world_size() -> None:
     assert all(len(payloads) == 1 for payloads in sent.values())
 
 
+@pytest.mark.parametrize("method", ["scatter_reduce-4", "all_gather-4", "ring-4", "hierarchical-2x2"])
 @pytest.mark.parametrize("case", ["fixed", "varying", "alternating"])
-@pytest.mark.parametrize("pause_seconds", [(0, 0, 0), (0, 0.02, 0), (0.01, 0, 0.03)])
-def test_lanes_carry_the_pieces_in_one_order_however_ranks_arrive(case: str, pause_seconds: Sequence[float]) -> None:
+@pytest.mark.parametrize("pause_seconds", [(0, 0, 0, 0), (0, 0.02, 0, 0), (0.01, 0, 0.03, 0.02)])
+def test_lanes_carry_the_pieces_in_one_order_however_ranks_arrive(
+    case: str, pause_seconds: Sequence[float], method: str
+) -> None:
     specs = {"fixed": ["uniform:4"], "varying": [SUPPRESSED], "alternating": ["uniform:4", SUPPRESSED]}[case]
     # Pieces of one stripe: more of them than may be in flight, so that ranks wait for different things.
     segments = [segment(f"p{i}", 12 * 4096, specs[i % len(specs)]) for i in range(6)]
     buckets = [[s.name for s in segments[i : i + 2]] for i in (4, 2, 0)]
-    inputs = inputs_of(segments, WORLD)
-    asked = Settings(buckets=buckets, piece_nbytes=1, pause_seconds=pause_seconds)
+    inputs = inputs_of(segments, len(pause_seconds))
+    asked = METHODS[method].settings(buckets=buckets, piece_nbytes=1, pause_seconds=pause_seconds)
     results = reduce_on_threads(inputs, segments, asked)
-    expected = reduce_by_oracle(inputs, segments)
+    expected = reduce_by_oracle(inputs, segments, asked)
     for result in results:
         assert result.error is None, result.error
         assert same_bytes(result.values, expected)
+    if asked.algorithm in ("ring", "hierarchical"):
+        return  # several steps a lane: ranks send a piece at different ones, and its heads say whether they matched
     for lane in ("scatter", "gather"):
         first, *others = (order_of(getattr(result, lane)) for result in results)
         for order in others:  # a rank sends nothing where it owns nothing
@@ -146,15 +170,29 @@ def order_of(tap: Tap) -> list[int]:
     return list(dict.fromkeys(int(tag.view(np.uint64)[0]) for tag in heads))
 
 
+PAUSES = [(0, 0.03), (0.01, 0.02, 0), (0.02, 0, 0.03, 0)]
+MORE_PAUSES = [(0.03, 0), (0.02, 0.03), (0, 0.03, 0)]
+
+
 @pytest.mark.parametrize("case", ["fixed", "varying", "alternating"])
-@pytest.mark.parametrize("pause_seconds", [(0, 0.03), (0.03, 0), (0.02, 0.03), (0, 0.03, 0), (0.01, 0.02, 0)])
-def test_a_rank_that_hears_of_a_bucket_late_is_waited_for(case: str, pause_seconds: Sequence[float]) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "pause_seconds"),
+    [*((a, pauses) for a in ALGORITHMS for pauses in PAUSES), *(("scatter_reduce", pauses) for pauses in MORE_PAUSES)],
+)
+def test_a_rank_that_hears_of_a_bucket_late_is_waited_for(
+    case: str, pause_seconds: Sequence[float], algorithm: Algorithm
+) -> None:
     # Small buckets: a rank is done with all it knows of while another already waits for the next one.
     specs = {"fixed": ["uniform:4"], "varying": [SUPPRESSED], "alternating": ["uniform:4", SUPPRESSED]}[case]
     segments = [segment(f"p{i}", 4096 + i, specs[i % len(specs)]) for i in range(4)]
-    inputs = inputs_of(segments, len(pause_seconds))
-    buckets = [[s.name] for s in segments]
-    expected = reduce_by_oracle(inputs, segments)
-    for result in reduce_on_threads(inputs, segments, Settings(buckets=buckets, pause_seconds=pause_seconds)):
+    world = len(pause_seconds)
+    inputs = inputs_of(segments, world)
+    # With two or three ranks a hierarchy has one level only: that changes who waits for whom.
+    nodes = hosts(2, 2) if world == 4 else hosts(*((1, 2) if world == 2 else (3, 1)))
+    asked = Settings(
+        buckets=[[s.name] for s in segments], pause_seconds=pause_seconds, algorithm=algorithm, nodes=nodes
+    )
+    expected = reduce_by_oracle(inputs, segments, asked)
+    for result in reduce_on_threads(inputs, segments, asked):
         assert result.error is None, result.error
         assert same_bytes(result.values, expected)

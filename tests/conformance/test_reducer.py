@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,25 +11,30 @@ from hypothesis import strategies as st
 
 from cgx.collectives.base import Op
 from cgx.collectives.layout import cut
+from cgx.core.algorithm import ALGORITHMS, Algorithm
 from cgx.core.segments import CARRIERS, Segment
 from cgx.core.spec import EXACT, Cast, Dtype, Identity, PhaseSpecs, parse_specs
-from cgx.core.wire import HEAD_NBYTES
 from cgx.kernels.reference import to_f32
 from cgx.transports.base import Channel
 from tests.conformance.models import (
+    METHODS,
     SIZES,
     SUPPRESSED,
     WORLD_SIZES,
+    Method,
     cost_of,
-    full_copy_nbytes,
+    hosts,
     inputs_of,
+    methods_of,
     mixed,
     of_sizes,
+    price_of,
     same_bytes,
     segment,
+    split_payloads,
 )
 from tests.conformance.oracle import reduce_by_oracle
-from tests.harness import RankResult, Settings, Values, reduce_on_threads
+from tests.conformance.ranks import RankResult, Settings, Values, reduce_on_threads
 from tests.strategies import DTYPES, in_dtype, uniform_specs
 
 CASES = {
@@ -50,14 +57,16 @@ def agreed(results: list[RankResult]) -> Values:
     return results[0].values
 
 
-@pytest.mark.parametrize("op", Op)
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("case", CASES)
-def test_all_ranks_end_with_what_the_oracle_computes(case: str, world_size: int, op: Op) -> None:
+def test_all_ranks_end_with_what_the_oracle_computes(case: str, method: str) -> None:
     segments = CASES[case]()
-    inputs = inputs_of(segments, world_size)
-    result = agreed(reduce_on_threads(inputs, segments, Settings(op, piece_nbytes=20_000)))
-    assert same_bytes(result, reduce_by_oracle(inputs, segments, op))
+    inputs, asked = (
+        inputs_of(segments, METHODS[method].world_size),
+        METHODS[method].settings(Op.AVG, piece_nbytes=20_000),
+    )
+    result = agreed(reduce_on_threads(inputs, segments, asked))
+    assert same_bytes(result, reduce_by_oracle(inputs, segments, asked))
 
 
 @st.composite
@@ -70,58 +79,65 @@ def models(draw: st.DrawFn) -> list[Segment]:
     return [segment(f"p{i}", n, draw(st.sampled_from(choices)), dtype) for i, n in enumerate(sizes)]
 
 
-@settings(max_examples=30)
+@settings(max_examples=40)
 @given(
-    segments=models(), world_size=st.integers(1, 5), op=st.sampled_from(Op), piece_nbytes=st.integers(1, 40_000),
+    segments=models(), op=st.sampled_from(Op),
+    method=st.sampled_from([name for name, method in METHODS.items() if method.world_size < 8]),
+    piece_nbytes=st.integers(1, 40_000),
     pattern=st.sampled_from(["normal", "magnitudes", "sparse", "huge", "signed_zeros"]),
     seed=st.integers(0, 2**64 - 1), reduction_index=st.integers(0, 2**40),
 )  # fmt: skip
 def test_any_model_ends_with_what_the_oracle_computes(
-    segments: list[Segment], world_size: int, op: Op, piece_nbytes: int, pattern: str, seed: int, reduction_index: int
+    segments: list[Segment], method: str, op: Op, piece_nbytes: int, pattern: str, seed: int, reduction_index: int
 ) -> None:
-    inputs = inputs_of(segments, world_size, pattern=pattern)
-    asked = Settings(op, piece_nbytes=piece_nbytes, seed=seed, reduction_index=reduction_index)
+    inputs = inputs_of(segments, METHODS[method].world_size, pattern=pattern)
+    asked = METHODS[method].settings(op, piece_nbytes=piece_nbytes, seed=seed, reduction_index=reduction_index)
     result = agreed(reduce_on_threads(inputs, segments, asked))
-    expected = reduce_by_oracle(inputs, segments, op, seed=seed, reduction_index=reduction_index)
-    assert same_bytes(result, expected)
+    assert same_bytes(result, reduce_by_oracle(inputs, segments, asked))
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_element_is_reduced_exactly_once(world_size: int, dtype: Dtype) -> None:
-    segments = of_sizes(EXACT, dtype)
+def test_every_element_is_reduced_exactly_once(method: str, dtype: Dtype) -> None:
+    segments, world_size = of_sizes(EXACT, dtype), METHODS[method].world_size
     # Whole numbers whose sums are exact in every dtype (bfloat16 has 8 bits): a lost or doubled one would show.
     inputs = [
         {s.name: in_dtype(((np.arange(s.numel) * (rank + 3)) % 16).astype(np.float32), dtype) for s in segments}
         for rank in range(world_size)
     ]
-    result = agreed(reduce_on_threads(inputs, segments, Settings(piece_nbytes=7000)))
+    result = agreed(reduce_on_threads(inputs, segments, METHODS[method].settings(piece_nbytes=7000)))
     for s in segments:
         expected = sum((np.arange(s.numel) * (rank + 3)) % 16 for rank in range(world_size))
         assert (to_f32(result[s.name]) == expected).all(), s
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     "specs", ["uniform:4/rounding=nearest", "uniform:4/rounding=stochastic", "uniform:4/rounding=nearest/scale=fp32"]
 )
-def test_inputs_on_the_grid_give_the_exact_sum(specs: str, world_size: int) -> None:
+def test_inputs_on_the_grid_give_the_exact_sum(specs: str, method: str) -> None:
     segments = of_sizes(specs, sizes=[128, 4096, 9 * 4096, 12_800])
-    # Every block spans the 16 levels; rank r's step is a power of two, and so is the step of the sum.
+    world_size = METHODS[method].world_size
+    # Every block spans the 16 levels; rank r's step is a power of two, and so is the step of the sum and, where partial
+    # sums are encoded, of each of those: there one rank alone has something to add.
     steps = [1, *(2**k for k in range(world_size - 1))]
+    if METHODS[method].algorithm in ("ring", "hierarchical"):
+        steps = [8 * (rank == world_size // 2) for rank in range(world_size)]
     grids = {s.name: np.resize(np.arange(16, dtype=np.float32)[::-1], s.numel) for s in segments}
     inputs = [{name: grid * np.float32(step) for name, grid in grids.items()} for step in steps]
-    result = agreed(reduce_on_threads(inputs, segments, Settings()))
+    asked = replace(METHODS[method].settings(), intra=segments[0].specs.scatter)
+    result = agreed(reduce_on_threads(inputs, segments, asked))
     for name, grid in grids.items():
         assert (result[name] == grid * sum(steps)).all(), name
 
 
+@pytest.mark.parametrize("method", methods_of(4))
 @pytest.mark.parametrize("specs", ["uniform:1", "uniform:4", "uniform:2/rounding=stochastic/scale=fp32", "bf16"])
-def test_constant_blocks_give_the_exact_sum_and_the_exact_mean(specs: str) -> None:
+def test_constant_blocks_give_the_exact_sum_and_the_exact_mean(specs: str, method: str) -> None:
     segments = of_sizes(specs)
     inputs = [{s.name: np.full(s.numel, rank + 1, np.float32) for s in segments} for rank in range(4)]
-    total = agreed(reduce_on_threads(inputs, segments, Settings()))
-    mean = agreed(reduce_on_threads(inputs, segments, Settings(Op.AVG)))
+    total = agreed(reduce_on_threads(inputs, segments, METHODS[method].settings()))
+    mean = agreed(reduce_on_threads(inputs, segments, METHODS[method].settings(Op.AVG)))
     assert all((total[s.name] == 10).all() and (mean[s.name] == 2.5).all() for s in segments)
 
 
@@ -148,19 +164,55 @@ def test_bytes_sent_are_what_sizes_and_owners_say(case: str, world_size: int) ->
             assert tap.posts[Channel.SIZES] == (1 if varying else 0)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("piece_nbytes", [100, 20_000])
-def test_each_rank_sends_two_parts_of_w_of_one_compressed_copy(world_size: int, piece_nbytes: int) -> None:
-    segments = of_sizes("uniform:4")
-    results = reduce_on_threads(inputs_of(segments, world_size), segments, Settings(piece_nbytes=piece_nbytes))
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("case", "piece_nbytes"), [("sizes", 20_000), ("mixed-bf16", 1 << 30)])
+def test_ranks_send_the_bytes_and_take_the_steps_of_the_cost(case: str, method: str, piece_nbytes: int) -> None:
+    segments, by = CASES[case](), METHODS[method]
+    asked = by.settings(piece_nbytes=piece_nbytes)
+    results = reduce_on_threads(inputs_of(segments, by.world_size), segments, asked)
     agreed(results)
-    bodies = [
-        [len(message) for channel, _, message in tap.messages if channel is Channel.BODY]
-        for result in results
+    price = price_of(by, segments)
+    sent = sum(sum(payload_nbytes(result, peer) for peer in range(by.world_size)) for result in results)
+    assert sent == round(by.world_size * price.nbytes)
+    pieces = len(cut(segments, 1, piece_nbytes=piece_nbytes).pieces)
+    for result in results:
+        steps = result.scatter.posts[Channel.BODY] + result.gather.posts[Channel.BODY]
+        assert steps == pieces * price.steps or by.world_size == 1
+        assert result.scatter.nbytes[Channel.TICKET] == 8 * (by.world_size - 1)
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (2, 4), (4, 2), (3, 2)])
+@pytest.mark.parametrize(
+    ("algorithm", "are_interleaved"),  # the cost of a ring is that of one that visits a node's ranks in turn
+    [(a, interleaved) for a in ALGORITHMS for interleaved in (False, True) if not (a == "ring" and interleaved)],
+)
+def test_the_bytes_that_leave_a_node_are_those_of_the_cost(
+    algorithm: Algorithm, are_interleaved: bool, shape: tuple[int, int]
+) -> None:
+    nodes = hosts(*shape, are_interleaved=are_interleaved)
+    by = Method(algorithm, len(nodes.node_of), nodes)
+    # The links of a ring carry equally much only when all ranks own equally much.
+    segments = of_sizes("uniform:4", sizes=[by.world_size * 4096]) if algorithm == "ring" else mixed()
+    results = reduce_on_threads(inputs_of(segments, by.world_size), segments, by.settings())
+    agreed(results)
+    sent = sum(
+        payload_nbytes(result, peer)
+        for rank, result in enumerate(results)
+        for peer in range(by.world_size)
+        if nodes.node_of[peer] != nodes.node_of[rank]
+    )
+    assert sent == round(nodes.count * price_of(by, segments).host_nbytes)
+
+
+def payload_nbytes(result: RankResult, peer: int) -> int:
+    """Return the bytes a rank sent to a peer, heads aside."""
+    return sum(
+        payload.nbytes
         for tap in (result.scatter, result.gather)
-    ]
-    payload = sum(sum(sizes) - HEAD_NBYTES * len(sizes) for sizes in bodies)
-    assert payload == 2 * (world_size - 1) * full_copy_nbytes(segments)
+        for channel, to, message in tap.messages
+        if channel is Channel.BODY and to == peer
+        for payload in split_payloads(message)
+    )
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
@@ -171,7 +223,7 @@ def test_reduce_scatter_leaves_the_owner_the_sum_unencoded_and_the_others_their_
     inputs = inputs_of(segments, world_size)
     whole = reduce_on_threads(inputs, segments, Settings(op))
     results = reduce_on_threads(inputs, segments, Settings(op, scatter_only=True))
-    expected = reduce_by_oracle(inputs, segments, op)
+    expected = reduce_by_oracle(inputs, segments, Settings(op))
     for rank, result in enumerate(results):
         assert result.error is None
         for s in segments:
@@ -207,9 +259,10 @@ def test_no_rank_owns_more_than_the_mean_and_a_stripe_for_each_parameter(world_s
     assert firsts.max() <= 40 * 2 / world_size + 5
 
 
-def test_fp16_sums_that_overflow_on_the_way_do_not_when_the_mean_fits() -> None:
+@pytest.mark.parametrize("method", methods_of(4))
+def test_fp16_sums_that_overflow_on_the_way_do_not_when_the_mean_fits(method: str) -> None:
     segments = of_sizes("uniform:8/scale=fp32", "fp16", [4096])
     inputs = [{s.name: np.full(s.numel, 60_000, np.float16) for s in segments} for _ in range(4)]
-    result = agreed(reduce_on_threads(inputs, segments, Settings(Op.AVG)))
+    result = agreed(reduce_on_threads(inputs, segments, METHODS[method].settings(Op.AVG)))
     assert (result[segments[0].name] == 60_000).all()
     assert CARRIERS["fp16"] == result[segments[0].name].dtype

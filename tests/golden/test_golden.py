@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
+from cgx.compressors.base import OWN
 from cgx.compressors.registry import compressor_for
-from cgx.core.random import SCATTER, stream
+from cgx.core.random import GATHER, SCATTER, stream
 from cgx.core.segments import START, single_row
 from tests.golden import oracle, plain
 from tests.golden.cases import (
@@ -76,7 +77,8 @@ def test_fused_reduce_gives_the_pinned_bytes(case: ReduceCase) -> None:
     own, out = formula(case.numel, salt=case.own_rank), np.zeros(table_out.wire_nbytes, np.uint8)
     scatter.reduce(
         wires, np.arange(case.world_size, dtype=np.int64) * room, own, out, table, table_out, keys(),
-        into=gather, own_rank=case.own_rank, scale=case.scale,
+        into=gather, senders=[OWN if r == case.own_rank else stream(SCATTER, r) for r in range(case.world_size)],
+        stream_out=stream(GATHER, case.own_rank), scale=case.scale,
     )  # fmt: skip
     assert out.tobytes().hex() == PINNED[case.name]["payload"]
     assert same_values(own, _decoded(case.name))

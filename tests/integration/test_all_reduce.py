@@ -20,6 +20,7 @@ from cgx.core.spec import parse_specs
 from cgx.torch.compat import to_array
 from cgx.torch.session import Session
 from tests.conformance.oracle import reduce_by_oracle
+from tests.conformance.ranks import Settings
 from tests.harness import run_processes
 from tests.integration.training import digest
 from tests.integration.zoo import generator, mlp
@@ -138,7 +139,7 @@ def test_the_result_is_the_oracles_and_each_call_draws_new_bits(op: str, spec: s
     segment = Segment(name, (130, 100), short, specs)
     inputs = [{name: before} for before, _, _ in results]
     for call in range(2):
-        expected = reduce_by_oracle(inputs, [segment], Op[op], reduction_index=call)[name]
+        expected = reduce_by_oracle(inputs, [segment], Settings(Op[op], reduction_index=call))[name]
         for result in results:
             assert result[1 + call].tobytes() == expected.tobytes()
     assert (results[0][1].tobytes() == results[0][2].tobytes()) == (spec == "identity")
@@ -277,9 +278,8 @@ def test_new_signatures_open_no_new_session() -> None:
 def reduce_scatter(rank: int) -> tuple[list[float], int]:
     shape = (64, 80)
     names = ["first", "second"]
-    session = Session(
-        dist.group.WORLD, [Parameter(n, shape, "fp32") for n in names], dict.fromkeys(names, to_specs("uniform:8"))
-    )
+    plan = dict.fromkeys(names, to_specs("uniform:8"))
+    session = Session(dist.group.WORLD, [Parameter(n, shape, "fp32") for n in names], {"given": plan})
     mine = torch.randn(2, 64 * 80, generator=torch.Generator().manual_seed(rank))
     theirs = torch.randn(2, 64 * 80, generator=torch.Generator().manual_seed(1 - rank))
     flat = mine.clone().view(-1)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cgx.compressors.base import Compressor, Store
+from cgx.compressors.base import OWN, Compressor, Store
 from cgx.compressors.registry import compressor_for
 from cgx.core.random import GATHER, SCATTER, stream
 from cgx.core.segments import STATE, WIRE, SegmentTable
@@ -71,7 +71,8 @@ def check_reduce(
     own, wire_out = mine.x.copy(), np.full(table_out.wire_nbytes, 0xEE, np.uint8)
     scatter.reduce(
         wires, np.arange(world_size, dtype=np.int64) * room, own, wire_out, mine.table, table_out,
-        mine.keys, into=gather, own_rank=own_rank, scale=scale,
+        mine.keys, into=gather, senders=[OWN if r == own_rank else stream(SCATTER, r) for r in range(world_size)],
+        stream_out=stream(GATHER, own_rank), scale=scale,
     )  # fmt: skip
     own_expected, expected = mine.x.copy(), np.zeros(table_out.wire_nbytes, np.uint8)
     reference.reduce(

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cgx.compressors.base import Store
+from cgx.compressors.base import OWN, Store
 from cgx.compressors.registry import compressor_for
-from cgx.core.random import SCATTER, stream
+from cgx.core.random import GATHER, SCATTER, stream
 from cgx.core.spec import Cast, Identity, Spec, Uniform
 from tests.laws.batch import Batch
 from tests.laws.payloads import threads
@@ -30,7 +30,7 @@ def _everything(spec: Spec) -> list[bytes]:
     own, out = batch.x.copy(), np.zeros(batch.table.wire_nbytes, np.uint8)
     codec.reduce(
         wires, starts, own, out, batch.table, replace(batch.table), batch.keys, into=codec,
-        own_rank=1, scale=0.5,
+        senders=[stream(SCATTER, 0), OWN, stream(SCATTER, 2)], stream_out=stream(GATHER, 1), scale=0.5,
     )  # fmt: skip
     return [*left, own.tobytes(), out.tobytes()]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -57,11 +58,11 @@ class Wrapped:
     def reduce(
         self, wires: Bytes, starts: NDArray[np.int64], own: Array, wire_out: Bytes,
         table: SegmentTable, table_out: SegmentTable, keys: Keys, *, into: Compressor | None,
-        own_rank: int, scale: float,
+        senders: Sequence[int], stream_out: int, scale: float,
     ) -> int:  # fmt: skip
         return reduce_by_steps(
             self, wires, starts, own, wire_out, table, table_out, keys, into=into,
-            own_rank=own_rank, scale=scale,
+            senders=senders, stream_out=stream_out, scale=scale,
         )  # fmt: skip
 
 

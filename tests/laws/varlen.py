@@ -7,6 +7,7 @@ all but the first start where the one before ends, not at the table's WIRE colum
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -105,12 +106,12 @@ class ZeroSuppressedCompressor:
     def reduce(
         self, wires: Bytes, starts: NDArray[np.int64], own: Array, wire_out: Bytes,
         table: SegmentTable, table_out: SegmentTable, keys: Keys, *, into: Compressor | None,
-        own_rank: int, scale: float,
+        senders: Sequence[int], stream_out: int, scale: float,
     ) -> int:  # fmt: skip
         """See `Compressor.reduce`."""
         return reduce_by_steps(
             self, wires, starts, own, wire_out, table, table_out, keys, into=into,
-            own_rank=own_rank, scale=scale,
+            senders=senders, stream_out=stream_out, scale=scale,
         )  # fmt: skip
 
 

@@ -4,16 +4,20 @@ Between two yields a reducer computes and posts; it never blocks. The pipeline w
 the generators of all pieces in one agreed order, so that every lane carries the pieces in the same order on all ranks.
 All ranks yield the same number of works for a piece, and its last one is ``Last``.
 
-Laws (``tests/conformance``): all ranks end bit-identical; sums run in rank order; inputs whose blocks and sum are fixed
-points of the codecs give the exact sum; every element is reduced exactly once; bytes sent equal the ``Cost``; the
-result is invariant under buckets and pieces, and phase-one bytes of a block under the world size.
+In the first stage of a piece nothing but the reduction's ticket is posted: how far ahead of another reduction it runs
+differs from rank to rank.
+
+Laws (``tests/conformance``): all ranks end bit-identical; sums run in an order that the algorithm fixes; inputs whose
+blocks and sums are fixed points of the codecs give the exact sum; every element is reduced exactly once; bytes sent
+equal ``core.algorithm.cost``; the result is invariant under buckets and pieces. (The first bytes of a block that a rank
+sends do not depend on the world size, either.)
 """
 
 from __future__ import annotations
 
 import enum
 from collections import defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, final
 
@@ -22,6 +26,7 @@ from numpy.typing import NDArray
 
 from cgx.collectives.layout import Layout, Piece
 from cgx.errors import PlanMismatchError
+from cgx.kernels.reference import to_f32
 from cgx.transports.base import Bytes, Channel, Transport, Work
 
 Stages = Generator[Work, None, None]
@@ -98,22 +103,34 @@ class Reduction:
     tag: int
     residual: NDArray[np.float32] | None = None
     ticket: Ticket | None = field(default=None)
+    _wide: NDArray[np.float32] | None = field(default=None)
 
     @property
     def scale(self) -> float:
         """Factor of the sum."""
         return 1.0 / self.scatter_lane.world_size if self.op is Op.AVG else 1.0
 
+    def open_ticket(self) -> Ticket:
+        """The reduction's ticket, posted by whoever asks first; to be waited for before anything else is posted."""
+        if self.ticket is None:
+            self.ticket = Ticket(self.scatter_lane, self.tag)
+        return self.ticket
+
+    def in_fp32(self, extent: slice) -> NDArray[np.float32]:
+        """Room for partial sums, shape of ``x``, that holds the input in ``extent``: ``x`` itself when it is fp32."""
+        if self.x.dtype == np.float32:
+            return self.x
+        if self._wide is None:
+            self._wide = np.empty(self.x.size, np.float32)
+        self._wide[extent] = to_f32(self.x[extent])
+        return self._wide
+
 
 class Reducer(Protocol):
-    """Makes the stages of a piece; ``all_reduce`` and ``reduce_scatter`` are its public compositions."""
+    """Makes the stages of a piece."""
 
     def all_reduce(self, piece: Piece, reduction: Reduction) -> Stages:
         """Leaves the reduced elements of the piece in ``reduction.x`` on every rank."""
-        ...
-
-    def reduce_scatter(self, piece: Piece, reduction: Reduction) -> Stages:
-        """Leaves the reduced elements of this rank's chunk in ``reduction.x``; the others keep their input."""
         ...
 
 
@@ -123,7 +140,7 @@ class Ticket:
 
     A payload larger than the posted buffer would end the process inside the engine; tickets are of one size.
 
-    Cost: one step of ``8 (W - 1)`` bytes per rank, overlapped with the encoding of the first piece.
+    Cost: one step of ``8 (W - 1)`` bytes per rank, overlapped with the encoding of the first pieces.
     """
 
     def __init__(self, lane: Transport, tag: int) -> None:
@@ -159,7 +176,12 @@ class Ticket:
                 )
 
 
-def stages_of(reducer: Reducer, layout: Layout, reduction: Reduction, *, scatter_only: bool) -> Sequence[Stages]:
-    """The generators of all pieces, in the order they are started."""
-    make = reducer.reduce_scatter if scatter_only else reducer.all_reduce
+def stages_of(make: Callable[[Piece, Reduction], Stages], layout: Layout, reduction: Reduction) -> Sequence[Stages]:
+    """The generators of all pieces, in the order they are started.
+
+    Args:
+        make: ``all_reduce`` of a reducer, or ``ScatterReduce.reduce_scatter`` where a layout has owners of its own.
+        layout: The reduction's.
+        reduction: What to reduce.
+    """
     return [make(piece, reduction) for piece in layout.pieces]

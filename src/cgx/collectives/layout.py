@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from cgx.compressors.base import Compressor
 from cgx.compressors.registry import compressor_for
+from cgx.core.random import GATHER, SCATTER
 from cgx.core.segments import (
     BUFFER,
     NUMEL,
@@ -21,10 +22,20 @@ from cgx.core.segments import (
     Segment,
     SegmentTable,
 )
-from cgx.core.spec import ITEMSIZE, Dtype, PhaseSpecs
+from cgx.core.spec import EXACT, ITEMSIZE, Dtype, Identity, PhaseSpecs, Spec
 from cgx.core.wire import HEAD_NBYTES
 
 _NO_STATE = -1
+LOCAL = 2  # beside SCATTER and GATHER: what travels inside a node on its way to phase one
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Side:
+    """How a group's rows travel in one phase."""
+
+    codec: Compressor
+    table: SegmentTable
 
 
 @final
@@ -36,6 +47,7 @@ class Group:
         scatter: Compressor of phase one, and ``table`` its rows.
         gather: Compressor of phase two, and ``table_out`` the same rows with their phase-two offsets.
         has_state: The rows have room in the residual arena.
+        local: How they travel inside a node, where the layout is cut for that.
     """
 
     scatter: Compressor
@@ -43,27 +55,48 @@ class Group:
     table: SegmentTable
     table_out: SegmentTable
     has_state: bool
+    local: Side | None = None
+
+    def side(self, phase: int) -> Side:
+        """How the rows travel in SCATTER, GATHER or LOCAL."""
+        if phase == LOCAL:
+            assert self.local is not None, "the layout was cut without a spec for inside a node"
+            return self.local
+        return Side(self.scatter, self.table) if phase == SCATTER else Side(self.gather, self.table_out)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one rank owns of a piece; both payload sizes include the head (zero when the chunk is empty)."""
+    """What one rank owns of a piece; payload sizes include the head (zero when the chunk is empty)."""
 
     owner: int
     groups: tuple[Group, ...]
     scatter_nbytes: int
     gather_nbytes: int
+    local_nbytes: int = 0
+
+    def nbytes(self, phase: int) -> int:
+        """Size of its payload in SCATTER, GATHER or LOCAL."""
+        return {SCATTER: self.scatter_nbytes, GATHER: self.gather_nbytes, LOCAL: self.local_nbytes}[phase]
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a reduction that moves through the pipeline as one; ``chunks[r]`` belongs to rank ``r``."""
+    """A part of a reduction that moves through the pipeline as one; ``chunks[r]`` belongs to rank ``r``.
+
+    Args:
+        index: Its number in the layout.
+        chunks: By owner.
+        has_fixed_size: All ranks know the sizes of all payloads.
+        extent: Its elements in the flat buffer.
+    """
 
     index: int
     chunks: tuple[Chunk, ...]
     has_fixed_size: bool
+    extent: slice
 
 
 @final
@@ -119,7 +152,7 @@ def _table(rows: NDArray[np.int64], compressor: Compressor, dtype: Dtype) -> Seg
     return SegmentTable(placed, at, dtype)
 
 
-def _chunk(owner: int, rows: NDArray[np.int64], segments: Sequence[Segment], dtype: Dtype) -> Chunk:
+def _chunk(owner: int, rows: NDArray[np.int64], segments: Sequence[Segment], dtype: Dtype, intra: Spec | None) -> Chunk:
     alike: dict[tuple[PhaseSpecs, bool], list[int]] = {}
     for i, (parameter, state) in enumerate(rows[:, [PARAMETER, STATE]].tolist()):
         alike.setdefault((segments[parameter].specs, state != _NO_STATE), []).append(i)
@@ -128,7 +161,11 @@ def _chunk(owner: int, rows: NDArray[np.int64], segments: Sequence[Segment], dty
         scatter, gather = compressor_for(specs.scatter), compressor_for(specs.gather)
         part = np.ascontiguousarray(rows[chosen])
         table, table_out = _table(part, scatter, dtype), _table(part, gather, dtype)
-        groups.append(Group(scatter, gather, table, table_out, has_state))
+        local = None
+        if intra is not None:
+            inside = compressor_for(Identity() if specs == EXACT else intra)
+            local = Side(inside, _table(part, inside, dtype))
+        groups.append(Group(scatter, gather, table, table_out, has_state, local))
     if not groups:
         return Chunk(owner, (), 0, 0)
     return Chunk(
@@ -136,6 +173,7 @@ def _chunk(owner: int, rows: NDArray[np.int64], segments: Sequence[Segment], dty
         tuple(groups),
         HEAD_NBYTES + sum(group.table.wire_nbytes for group in groups),
         HEAD_NBYTES + sum(group.table_out.wire_nbytes for group in groups),
+        HEAD_NBYTES + sum(group.local.table.wire_nbytes for group in groups if group.local is not None),
     )
 
 
@@ -154,6 +192,7 @@ def cut(
     *,
     piece_nbytes: int | None = None,
     states: Sequence[int | None] | None = None,
+    intra: Spec | None = None,
 ) -> Layout:
     """Cuts the concatenation of ``segments`` in pieces of about ``piece_nbytes`` raw bytes (None: by its size).
 
@@ -162,6 +201,7 @@ def cut(
         world_size: Ranks that share the work.
         piece_nbytes: Raw bytes of a piece: smaller ones overlap better and cost more calls; the result is the same.
         states: First element of each segment in the residual arena (None: it keeps no residual).
+        intra: Spec inside a node, for the hierarchical algorithm; exact parameters stay exact there too.
     """
     dtype = segments[0].dtype
     rows, owners, offsets = _rows(segments, states or [None] * len(segments), world_size)
@@ -172,12 +212,16 @@ def cut(
     pieces = []
     for index, part in enumerate(np.unique(piece_of)):
         inside = piece_of == part
-        chunks = tuple(_chunk(owner, rows[inside & (owners == owner)], segments, dtype) for owner in range(world_size))
+        chunks = tuple(
+            _chunk(owner, rows[inside & (owners == owner)], segments, dtype, intra) for owner in range(world_size)
+        )
         fixed = all(
             codec.guarantees.fixed_size
             for chunk in chunks
             for group in chunk.groups
-            for codec in (group.scatter, group.gather)
+            for codec in (group.scatter, group.gather, *([group.local.codec] if group.local else []))
         )
-        pieces.append(Piece(index, chunks, fixed))
+        first, last = rows[inside][0], rows[inside][-1]
+        extent = slice(int(first[BUFFER]), int(last[BUFFER] + last[NUMEL]))
+        pieces.append(Piece(index, chunks, fixed, extent))
     return Layout(tuple(segments), offsets, tuple(pieces), dtype)

@@ -14,13 +14,13 @@ stochastic when the step is a power of two.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cgx.core.random import GATHER, SCATTER, stream
 from cgx.core.segments import BUFFER, NUMEL, SegmentTable
 from cgx.core.spec import Dtype
 from cgx.kernels.reference import from_f32, to_f32
@@ -28,6 +28,7 @@ from cgx.kernels.reference import from_f32, to_f32
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
 Keys = NDArray[np.uint64]
+OWN = -1  # among senders: the caller's own part, exact
 
 
 class Store(enum.Enum):
@@ -90,12 +91,13 @@ class Compressor(Protocol):
     def reduce(
         self, wires: Bytes, starts: NDArray[np.int64], own: Array, wire_out: Bytes,
         table: SegmentTable, table_out: SegmentTable, keys: Keys, *, into: Compressor | None,
-        own_rank: int, scale: float,
+        senders: Sequence[int], stream_out: int, scale: float,
     ) -> int:  # fmt: skip
-        """Sums all ranks' rows in rank order in fp32, scales, and re-encodes with ``into``.
+        """Sums the rows of all senders in their order in fp32, scales, and re-encodes with ``into``.
 
-        ``wires[starts[r]:]`` is rank ``r``'s payload (``starts[own_rank]`` is unused); ``starts`` moves past what was
-        read. ``own`` ends as the decoded value of ``wire_out``, or as the plain scaled sum when ``into`` is None.
+        ``wires[starts[i]:]`` is the payload of stream ``senders[i]``; ``OWN`` stands, at most once, for the exact rows
+        in ``own`` (its start is unused). ``starts`` moves past what was read. ``own`` ends as the decoded value of
+        ``wire_out``, which is written under ``stream_out``, or as the plain scaled sum when ``into`` is None.
         Returns the bytes used in ``wire_out``.
         """
         ...
@@ -105,7 +107,7 @@ class Compressor(Protocol):
 def reduce_by_steps(
     scatter: Compressor, wires: Bytes, starts: NDArray[np.int64], own: Array, wire_out: Bytes,
     table: SegmentTable, table_out: SegmentTable, keys: Keys, *, into: Compressor | None,
-    own_rank: int, scale: float,
+    senders: Sequence[int], stream_out: int, scale: float,
 ) -> int:  # fmt: skip
     """``Compressor.reduce`` written with the other two methods: the default, and what fusion must equal."""
     total = np.zeros(table.numel, np.float32)
@@ -117,23 +119,21 @@ def reduce_by_steps(
         (slice(int(r[BUFFER]), int(r[BUFFER] + r[NUMEL])), slice(int(e - r[NUMEL]), int(e)))
         for r, e in zip(rows, ends, strict=True)
     ]
-    for rank in range(len(starts)):
-        if rank == own_rank:
+    for i, sender in enumerate(senders):
+        if sender == OWN:
             for theirs, ours in slices:
                 part = to_f32(own[theirs])
-                total[ours] = total[ours] + part if rank else part
+                total[ours] = total[ours] + part if i else part
             continue
-        starts[rank] += scatter.decompress(
-            wires[starts[rank] :], total, flat_table, keys, stream(SCATTER, rank),
-            store=Store.ADD if rank else Store.REPLACE,
-        )  # fmt: skip
+        starts[i] += scatter.decompress(
+            wires[starts[i] :], total, flat_table, keys, sender, store=Store.ADD if i else Store.REPLACE
+        )
     total *= np.float32(scale)
     used = 0
     if into is not None:
         out_table = replace(table_out, rows=flat_out)
-        out_stream = stream(GATHER, own_rank)
-        used = into.compress(total, wire_out, out_table, keys, out_stream)
-        into.decompress(wire_out, total, out_table, keys, out_stream)
+        used = into.compress(total, wire_out, out_table, keys, stream_out)
+        into.decompress(wire_out, total, out_table, keys, stream_out)
     for theirs, ours in slices:
         own[theirs] = from_f32(total[ours], own.dtype)
     return used

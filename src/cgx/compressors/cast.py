@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -69,18 +70,18 @@ class CastCompressor:
     def reduce(
         self, wires: Bytes, starts: NDArray[np.int64], own: Array, wire_out: Bytes,
         table: SegmentTable, table_out: SegmentTable, keys: Keys, *, into: Compressor | None,
-        own_rank: int, scale: float,
+        senders: Sequence[int], stream_out: int, scale: float,
     ) -> int:  # fmt: skip
         """See ``Compressor.reduce``."""
         same = isinstance(into, CastCompressor) and into.spec == self.spec
         if into is not None and not same:
             return reduce_by_steps(
                 self, wires, starts, own, wire_out, table, table_out, keys, into=into,
-                own_rank=own_rank, scale=scale,
+                senders=senders, stream_out=stream_out, scale=scale,
             )  # fmt: skip
         dispatch.cast_reduce(
             self._view(wires, table), starts, own, self._view(wire_out, table), table, table_out,
-            own_rank=own_rank, scale=scale, encode=into is not None,
+            senders=senders, scale=scale, encode=into is not None,
         )  # fmt: skip
         starts += table.wire_nbytes
         return table_out.wire_nbytes

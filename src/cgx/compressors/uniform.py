@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -70,18 +71,18 @@ class UniformCompressor:
     def reduce(
         self, wires: Bytes, starts: NDArray[np.int64], own: Array, wire_out: Bytes,
         table: SegmentTable, table_out: SegmentTable, keys: Keys, *, into: Compressor | None,
-        own_rank: int, scale: float,
+        senders: Sequence[int], stream_out: int, scale: float,
     ) -> int:  # fmt: skip
         """See ``Compressor.reduce``."""
         if into is not None and not isinstance(into, UniformCompressor):
             return reduce_by_steps(
                 self, wires, starts, own, wire_out, table, table_out, keys, into=into,
-                own_rank=own_rank, scale=scale,
+                senders=senders, stream_out=stream_out, scale=scale,
             )  # fmt: skip
         dispatch.uniform_reduce(
             wires, starts, own, wire_out, table, table_out, keys, self.spec,
-            self.spec if into is None else into.spec, own_rank=own_rank, scale=scale,
-            encode=into is not None,
+            self.spec if into is None else into.spec, senders=senders, stream_out=stream_out,
+            scale=scale, encode=into is not None,
         )  # fmt: skip
         starts += table.wire_nbytes
         return table_out.wire_nbytes

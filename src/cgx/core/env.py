@@ -17,9 +17,13 @@ def codec_threads() -> int:
         if not asked.isdecimal() or int(asked) < 1:
             raise SpecError(f"CGX_THREADS must be a positive whole number, found {asked!r}")
         return int(asked)
-    local = os.environ.get("LOCAL_WORLD_SIZE", "1")  # set by torchrun
-    processes = int(local) if local.isdecimal() and int(local) > 0 else 1
-    return max(1, min(4, len(os.sched_getaffinity(0)) // processes))
+    return max(1, min(4, len(os.sched_getaffinity(0)) // (local_world_size() or 1)))
+
+
+def local_world_size() -> int | None:
+    """Ranks that the launcher started on this machine, if it says so (torchrun does)."""
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(local) if local.isdecimal() and int(local) > 0 else None
 
 
 def gloo_interface() -> str | None:

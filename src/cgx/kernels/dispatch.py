@@ -6,7 +6,7 @@ and find Triton kernels here.)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cgx.core.env import codec_threads
-from cgx.core.random import GATHER, SCATTER, stream
 from cgx.core.segments import NUMEL, WIRE, SegmentTable
 from cgx.core.spec import Uniform
 from cgx.core.wire import TILE
@@ -64,6 +63,11 @@ def _scratch(table: SegmentTable) -> NDArray[np.float32]:
     return np.empty(2 * longest, np.float32)
 
 
+def _own_at(senders: Sequence[int]) -> int:
+    """Place of the own part among the senders, -1 for none."""
+    return next((i for i, sender in enumerate(senders) if sender < 0), -1)
+
+
 def uniform_compress(
     x: Array, wire: Bytes, table: SegmentTable, keys: NDArray[np.uint64], key_stream: int,
     spec: Uniform, *, scale: float, residual: NDArray[np.float32] | None,
@@ -104,19 +108,22 @@ def uniform_decompress(
 def uniform_reduce(
     wires: Bytes, starts: NDArray[np.int64], own: Array, wire_out: Bytes, table: SegmentTable,
     table_out: SegmentTable, keys: NDArray[np.uint64], spec: Uniform, spec_out: Uniform, *,
-    own_rank: int, scale: float, encode: bool,
+    senders: Sequence[int], stream_out: int, scale: float, encode: bool,
 ) -> None:  # fmt: skip
-    """``kernels.reference.reduce`` on this machine's fastest kernel; without ``encode`` only the sum is left."""
+    """``kernels.reference.reduce`` on this machine's fastest kernel; without ``encode`` only the sum is left.
+
+    A negative sender is the own part.
+    """
     from cgx.kernels.cpu import uniform
 
     mine, rows_out = carrier(own), np.ascontiguousarray(table_out.rows[:, WIRE])
-    senders = np.array([stream(SCATTER, rank) for rank in range(len(starts))])
+    streams, own_at = np.array(senders, np.int64), _own_at(senders)
 
     def call(first: int, stop: int) -> None:
         uniform.reduce(
-            wires, starts, mine, wire_out, table.rows, rows_out, keys, senders,
-            stream(GATHER, own_rank), _spec(spec), _spec(spec_out), own_rank, np.float32(scale),
-            encode, _scratch(table), np.empty(8, mine.dtype), first, stop,
+            wires, starts, mine, wire_out, table.rows, rows_out, keys, streams, stream_out,
+            _spec(spec), _spec(spec_out), own_at, np.float32(scale), encode, _scratch(table),
+            np.empty(8, mine.dtype), first, stop,
         )  # fmt: skip
 
     _spread(table, call)
@@ -158,17 +165,17 @@ def cast_decompress(wire: Array, out: Array, table: SegmentTable, *, add: bool) 
 
 def cast_reduce(
     wires: Array, starts: NDArray[np.int64], own: Array, wire_out: Array, table: SegmentTable,
-    table_out: SegmentTable, *, own_rank: int, scale: float, encode: bool,
+    table_out: SegmentTable, *, senders: Sequence[int], scale: float, encode: bool,
 ) -> None:  # fmt: skip
-    """Sums in fp32 in rank order, scales, writes in the dtype of ``wire_out``, and leaves that in ``own``."""
+    """Sums in fp32 in the order of ``senders``, scales, writes as ``wire_out`` does, and leaves that in ``own``."""
     from cgx.kernels.cpu import cast
 
     source, mine, target = carrier(wires), carrier(own), carrier(wire_out)
-    rows_out = np.ascontiguousarray(table_out.rows[:, WIRE])
+    rows_out, own_at = np.ascontiguousarray(table_out.rows[:, WIRE]), _own_at(senders)
 
     def call(first: int, stop: int) -> None:
         cast.reduce(
-            source, starts, mine, target, table.rows, rows_out, own_rank, np.float32(scale),
+            source, starts, mine, target, table.rows, rows_out, own_at, np.float32(scale),
             encode, _scratch(table), np.empty(8, mine.dtype), np.empty(8, source.dtype), first,
             stop,
         )  # fmt: skip

@@ -12,6 +12,38 @@ from cgx.core.spec import PhaseSpecs
 
 @final
 @dataclass(frozen=True, slots=True)
+class Auto:
+    """What ``auto`` chose and why.
+
+    Args:
+        choice: What is in use: ``off`` or a spec.
+        is_settled: False while candidates are on trial.
+        predicted_seconds: By candidate: link and codec time of a step's gradients if nothing overlapped.
+        step_seconds: By candidate that was tried: median time of a step.
+        exposed_seconds: By candidate that was tried: what of a step was spent waiting for gradients.
+        history: Every decision in a line, with its numbers.
+    """
+
+    choice: str
+    is_settled: bool
+    predicted_seconds: Mapping[str, float]
+    step_seconds: Mapping[str, float]
+    exposed_seconds: Mapping[str, float]
+    history: tuple[str, ...]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """For a table: the candidates with their numbers, then the decisions."""
+        rows = [("auto", self.choice if self.is_settled else f"{self.choice}, on trial")]
+        for name, predicted in self.predicted_seconds.items():
+            step, exposed = self.step_seconds.get(name), self.exposed_seconds.get(name)
+            seen = "" if step is None else f", a step {step * 1e3:.3g} ms"
+            waited = "" if exposed is None else f" of which {exposed * 1e3:.3g} ms waiting"
+            rows.append((f"  {name}", f"predicted {predicted * 1e3:.3g} ms on link and codec{seen}{waited}"))
+        return rows + [("", line) for line in self.history]
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Report:
     """Totals of one rank since the session began.
 
@@ -24,6 +56,7 @@ class Report:
         wait_seconds: Time callers spent waiting for results after they had nothing else to do.
         plan: Number of parameters by spec.
         modelled_bit_s: Rate of the modelled link, or None on the real one.
+        auto: What ``auto`` chose and why; None when a person chose.
     """
 
     world_size: int
@@ -34,6 +67,7 @@ class Report:
     wait_seconds: float
     plan: Mapping[str, int]
     modelled_bit_s: float | None
+    auto: Auto | None = None
 
     @property
     def ratio(self) -> float:
@@ -54,6 +88,7 @@ class Report:
             ("ratio to exact", f"{self.ratio:.2f}x fewer bytes"),
             ("waited", f"{self.wait_seconds:.2f} s"),
             *((f"{count} parameters", spec) for spec, count in self.plan.items()),
+            *(() if self.auto is None else self.auto.rows()),
         ]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)

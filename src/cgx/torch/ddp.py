@@ -2,7 +2,10 @@
 
 # No postponed evaluation of annotations here: DDP inspects the hook's.
 import logging
+import time
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, final
 
@@ -13,28 +16,44 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cgx.collectives.base import Op
 from cgx.collectives.exact import divide
+from cgx.core.algorithm import Algorithm
 from cgx.core.plan import How, Parameter, choose_specs
+from cgx.core.spec import parse_spec
 from cgx.errors import CgxError, SpecError, TransportError
-from cgx.telemetry.summary import Report
+from cgx.telemetry.summary import Report, count_specs
+from cgx.torch.advisor import SPECS, Advisor
 from cgx.torch.compat import DTYPES, at_end_of_backward
-from cgx.torch.session import Pending, Session, check_tensor
+from cgx.torch.session import GIVEN, Method, Pending, Session
+from cgx.torch.tensors import check_tensor
+from cgx.torch.tuner import OFF, Tuner, auto_plans
 
 _LOG = logging.getLogger("cgx")
 _ATTRIBUTE = "_cgx_hook"
+_FIRST_BUCKET_NBYTES = 1 << 20  # DDP's default, so that the first reduction starts early
 
 
 @final
 class Handle:
     """What ``cgx.compress`` returns: the report, the state and the way back."""
 
-    def __init__(self, session: Session | None, names: Mapping[int, str], hook: "_Hook") -> None:
-        self._session, self._names, self._hook = session, names, hook
+    def __init__(
+        self, session: Session | None, names: Mapping[int, str], hook: "_Hook", tuner: Tuner | None = None
+    ) -> None:
+        self._session, self._names, self._hook, self._tuner = session, names, hook, tuner
 
     def report(self) -> Report:
         """Totals of this rank so far (zeros when nothing is compressed); ``print(handle.report())`` shows a table."""
+        off = {OFF: len(self._names)}
+        if self._tuner is None:
+            return (
+                self._session.report() if self._session else Report(self._hook.group.size(), 0, 0, 0, 0, 0.0, off, None)
+            )
+        auto = self._tuner.report()
         if self._session is None:
-            return Report(self._hook.group.size(), 0, 0, 0, 0, 0.0, {"off": len(self._names)}, None)
-        return self._session.report()
+            return Report(self._hook.group.size(), 0, 0, 0, 0, 0.0, off, None, auto)
+        chosen = self._session.plans[auto.choice]
+        plan = count_specs({name: chosen[name] for name in self._names.values()})
+        return replace(self._session.report(), auto=auto, plan=plan)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state: reduction counters and, with error feedback, residuals; loads with ``weights_only=True``.
@@ -96,9 +115,25 @@ class Handle:
 class _Hook:
     """What is registered on a DDP model; its handle may come and go."""
 
-    def __init__(self, ddp: DistributedDataParallel) -> None:
-        self.group: dist.ProcessGroup = ddp.process_group
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self.group: dist.ProcessGroup = model.process_group
         self.handle: Handle | None = None
+        self._model, self._is_registered = model, False
+        setattr(model, _ATTRIBUTE, self)
+
+    def register(self) -> None:
+        """Puts the hook on the model, once and for all: DDP has no way to take one off."""
+        if self._is_registered:
+            return
+        try:
+            self._model.register_comm_hook(self, _reduce_bucket)
+        except RuntimeError as error:
+            delattr(self._model, _ATTRIBUTE)
+            raise SpecError(
+                "this DDP model has a communication hook already, and DDP allows one: remove it or leave out cgx "
+                f"({error})"
+            ) from error
+        self._is_registered = True
 
     def reduce_bucket(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
@@ -110,13 +145,23 @@ class _Hook:
         if session is None:
             return _native_mean(buffer, self.group)
         names, shapes = self._parameters(bucket)
+        tuner = self.handle._tuner if self.handle is not None else None
         try:
+            method = session.method
+            if tuner is not None:
+                if bucket.index() == 0:
+                    tuner.begin_step()
+                chosen = tuner.method(numel=buffer.numel(), raw_nbytes=buffer.nbytes)
+                if chosen is None and session.throttle_bit_s is None:
+                    return _timed(session, _native_mean(buffer, self.group), buffer)
+                method = Method(OFF, method.algorithm) if chosen is None else chosen
             pending = session.reduce_flat(
                 buffer,
                 names,
                 shapes,
                 Op.AVG,
                 label=f"bucket {bucket.index()}, reduction {session.reductions}",
+                method=method,
                 on_done=lambda: future.set_result(buffer),
             )
         except TransportError as error:
@@ -153,6 +198,22 @@ def _throw(error: CgxError) -> None:
     raise error
 
 
+def _timed(
+    session: Session, future: torch.futures.Future[torch.Tensor], buffer: torch.Tensor
+) -> torch.futures.Future[torch.Tensor]:
+    """Lets the session count bytes and waiting time of what the engine reduces by itself."""
+    session.count_native(buffer)
+
+    def settle() -> None:
+        start = time.perf_counter()
+        with suppress(RuntimeError):  # DDP waits for it too, and raises it
+            future.wait()
+        session.wait_seconds += time.perf_counter() - start
+
+    at_end_of_backward(settle)
+    return future
+
+
 def _native_mean(buffer: torch.Tensor, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
     divide(buffer, group.size())
     work: Any = dist.all_reduce(buffer, group=group, async_op=True)
@@ -176,6 +237,8 @@ def compress(
     error_feedback: bool = False,
     throttle_bit_s: float | None = None,
     piece_nbytes: int | None = None,
+    algorithm: Algorithm = "scatter_reduce",
+    intra: str = "identity",
 ) -> Handle:
     """Makes ``model`` communicate compressed gradients; the training loop stays as it is.
 
@@ -185,12 +248,17 @@ def compress(
     Args:
         model: A DistributedDataParallel module on the CPU.
         how: A spec or its text (``"uniform:4"``), a mapping from name pattern (glob, first match wins, ``*`` for the
-            rest) to spec, or ``"off"``.
+            rest) to spec, ``"auto"`` or ``"off"``. ``"auto"`` measures the link and leaves the model alone unless
+            compression is predicted to pay; then it tries exact, 8 and 4 bits while training, keeps the fastest, and
+            tries again when the link changes.
         seed: Seed of the random bits of rounding, equal on all ranks.
         error_feedback: Keep what phase one loses and add it to the next gradient (one fp32 copy of the compressed
             parameters per rank). Needed below 3 bits; seldom useful above.
         throttle_bit_s: Model a link of this many bits per second, to see what compression would gain on it.
         piece_nbytes: Gradient bytes that move through the pipeline together; None chooses by the size of the bucket.
+        algorithm: ``scatter_reduce`` (any size), ``all_gather`` (one step: small messages, few ranks),
+            ``hierarchical`` (several ranks a node) or ``ring``; ``"auto"`` chooses by itself.
+        intra: Spec that the hierarchical algorithm uses inside a node.
 
     Returns:
         A handle with ``report()``, ``state_dict()``, ``load_state_dict()`` and ``remove()``. A second call on the same
@@ -228,31 +296,50 @@ def compress(
     for name, parameter in named.items():
         check_tensor(name, parameter)
     parameters = [Parameter(n, tuple(p.shape), DTYPES.get(p.dtype, str(p.dtype))) for n, p in named.items()]
-    specs = choose_specs(how, parameters)
+    is_auto = how == "auto"
+    if is_auto and error_feedback:
+        raise SpecError(
+            "error feedback is asked for with how='auto', which changes specs and algorithms on the way, so residuals "
+            "would go astray; name a spec"
+        )
+    plans = auto_plans(parameters) if is_auto else {GIVEN: choose_specs(how, parameters)}
     if hook is None:
-        hook = _register(model)
-    session = None
+        hook = _Hook(model)
+    if not is_auto:
+        hook.register()  # before connections are opened: it may be refused
+    session = tuner = None
     if hook.group.size() > 1 and (how != "off" or throttle_bit_s is not None):
         session = Session(
             hook.group,
             parameters,
-            specs,
+            plans,
+            algorithm=algorithm,
+            intra=parse_spec(intra),
             seed=seed,
             has_error_feedback=error_feedback,
             throttle_bit_s=throttle_bit_s,
             piece_nbytes=piece_nbytes,
         )
-    hook.handle = Handle(session, {id(p): name for name, p in named.items()}, hook)
+        if is_auto:
+            tuner = Tuner(session, Advisor(session, SPECS), _buckets_to_come(model))
+            if tuner.is_worth_a_hook or throttle_bit_s is not None:
+                hook.register()
+            else:
+                session.close()
+                session = None
+    hook.handle = Handle(session, {id(p): name for name, p in named.items()}, hook, tuner)
     return hook.handle
 
 
-def _register(model: DistributedDataParallel) -> _Hook:
-    hook = _Hook(model)
-    try:
-        model.register_comm_hook(hook, _reduce_bucket)
-    except RuntimeError as error:
-        raise SpecError(
-            f"this DDP model has a communication hook already, and DDP allows one: remove it or leave out cgx ({error})"
-        ) from error
-    setattr(model, _ATTRIBUTE, hook)
-    return hook
+def _buckets_to_come(model: DistributedDataParallel) -> list[tuple[int, int]]:
+    """Elements and bytes of the buckets DDP will make: gradients come in reverse order, the first bucket is small."""
+    trained = [p for p in model.module.parameters() if p.requires_grad]
+    buckets = [(0, 0)]
+    caps = (_FIRST_BUCKET_NBYTES, model.bucket_bytes_cap)
+    for parameter in reversed(trained):
+        numel, nbytes = buckets[-1]
+        if nbytes >= caps[min(len(buckets) - 1, 1)]:
+            buckets.append((0, 0))
+            numel = nbytes = 0
+        buckets[-1] = numel + parameter.numel(), nbytes + parameter.nbytes
+    return buckets

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 import torch
@@ -13,23 +14,44 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from cgx.collectives.agreement import agree
-from cgx.collectives.base import BufferPool, Op, Reduction, Stages, stages_of
+from cgx.collectives.base import BufferPool, Op, Reducer, Reduction, Stages, stages_of
 from cgx.collectives.exact import exact_all_reduce
-from cgx.collectives.layout import Layout, cut
+from cgx.collectives.layout import Layout
+from cgx.collectives.nodes import find_nodes, host_identity
 from cgx.collectives.pipeline import Job, Pipeline
+from cgx.collectives.registry import cut_for, reducer_for
 from cgx.collectives.scatter_reduce import ScatterReduce
+from cgx.core.algorithm import ALGORITHMS, Algorithm
+from cgx.core.env import local_world_size
 from cgx.core.plan import Parameter, fingerprint, make_plan
 from cgx.core.random import name_hash, parameter_keys
 from cgx.core.segments import Segment
-from cgx.core.spec import EXACT, ITEMSIZE, PhaseSpecs
+from cgx.core.spec import EXACT, ITEMSIZE, Dtype, Identity, PhaseSpecs, Spec
 from cgx.errors import CgxError, SpecError
 from cgx.telemetry.summary import Report, count_specs
 from cgx.torch.compat import DTYPES, new_lane, timeout_of, to_array
+from cgx.torch.tensors import check_tensor
 from cgx.transports.base import Transport
 from cgx.transports.process_group import ProcessGroupTransport, transport_error
 from cgx.transports.throttled import ModelledLink, ThrottledTransport
 
 _GRACE_SECONDS = 5.0
+_KEEPS_RESIDUALS: tuple[Algorithm, ...] = ("scatter_reduce", "all_gather")
+_INTRA = Identity()
+GIVEN = "given"  # the plan a person gave, where there is only one
+Plans = Mapping[str, Mapping[str, PhaseSpecs]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How to do a reduction: with the specs of which plan, by which algorithm."""
+
+    plan: str
+    algorithm: Algorithm
+
+    def __str__(self) -> str:
+        return f"{self.plan} by {self.algorithm}"
 
 
 @final
@@ -65,7 +87,9 @@ class Session:
     Args:
         group: The ranks; the session issues nothing on it.
         parameters: Everything it may be asked to reduce, in an order equal on all ranks.
-        specs: Specs by parameter name.
+        plans: Specs by parameter name, by the plan's name; the first plan is used where none is asked for.
+        algorithm: Used where none is asked for.
+        intra: Spec of the hierarchical algorithm inside a node.
         seed: Seed of random bits.
         has_error_feedback: Keep what phase one loses and add it next time (one fp32 copy of the compressed
             parameters).
@@ -73,7 +97,7 @@ class Session:
         piece_nbytes: Raw bytes of a piece; None chooses by the size of the buffer.
 
     Raises:
-        SpecError: ``piece_nbytes`` or ``throttle_bit_s`` is not above zero.
+        SpecError: An option is out of its range, or the ranks have no hierarchy that was asked for.
         PlanMismatchError: Ranks differ in anything that decides bytes.
         TransportError: A rank does not come.
     """
@@ -82,50 +106,57 @@ class Session:
         self,
         group: dist.ProcessGroup,
         parameters: Sequence[Parameter],
-        specs: Mapping[str, PhaseSpecs],
+        plans: Plans,
         *,
+        algorithm: Algorithm = "scatter_reduce",
+        intra: Spec = _INTRA,
         seed: int = 0,
         has_error_feedback: bool = False,
         throttle_bit_s: float | None = None,
         piece_nbytes: int | None = None,
     ) -> None:
-        if piece_nbytes is not None and piece_nbytes < 1:
-            raise SpecError(f"piece_nbytes must be at least 1 byte, or None to choose by size; found {piece_nbytes}")
+        _check_options(algorithm, has_error_feedback=has_error_feedback, piece_nbytes=piece_nbytes)
         link = None if throttle_bit_s is None else ModelledLink(throttle_bit_s)
         self.timeout_seconds = timeout_of(group).total_seconds()
         self.scatter_lane, self.gather_lane = (self._open_lane(group, link) for _ in range(2))
         self._open_lanes: tuple[Transport, ...] = (self.scatter_lane, self.gather_lane)
         self.seed, self.throttle_bit_s = seed, throttle_bit_s
-        self._piece_nbytes = piece_nbytes
+        self._piece_nbytes, self._intra = piece_nbytes, intra
+        self.method = Method(next(iter(plans)), algorithm)
         self._settings = {
-            "world size": self.scatter_lane.world_size,
-            "algorithm": "scatter_reduce",
+            "world size": self.world_size,
+            "algorithm": algorithm,
+            "intra-node spec": intra,
             "lanes": 2,
             "piece bytes": piece_nbytes or "by size",
             "seed": seed,
             "error feedback": has_error_feedback,
         }
         self._foreign: set[str] = set()
-        self.specs: dict[str, PhaseSpecs] = {}
+        self.plans: dict[str, dict[str, PhaseSpecs]] = {name: {} for name in plans}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._index: dict[str, int] = {}
         self._hashes = self.reduction_index = np.zeros(0, np.uint64)
-        self._reducer, self._pool = ScatterReduce(), BufferPool()
+        self._pool = BufferPool()
         self._pipeline = Pipeline(f"cgx-session-{id(self):x}", on_failure=self._close_lanes)
         try:
-            self.register(parameters, specs)
+            self.register(parameters, plans)
+            local = local_world_size() if self.world_size == dist.get_world_size() else None
+            self.nodes = find_nodes(self.scatter_lane, host_identity(), local)
+            if algorithm == "hierarchical":
+                self._reducer(algorithm)
         except CgxError:
             self._close_lanes()
             raise
         # Decided for the whole plan: if it depended on who shares a bucket, so would the order of sums.
-        self._is_off = bool(parameters) and all(s == EXACT for s in self.specs.values())
+        self._off = {n for n, specs in self.plans.items() if specs and all(s == EXACT for s in specs.values())}
         self.state_offsets: dict[str, int] = {}
         self.residual = self._make_residual(parameters) if has_error_feedback else None
         self._layouts: dict[tuple[object, ...], tuple[Layout, NDArray[np.int64], int]] = {}
-        self.reductions = self._raw_nbytes = 0
+        self.reductions = self._raw_nbytes = self._native_nbytes = 0
         self.wait_seconds = 0.0
 
-    def register(self, parameters: Sequence[Parameter], specs: Mapping[str, PhaseSpecs]) -> None:
+    def register(self, parameters: Sequence[Parameter], plans: Plans) -> None:
         """Adds parameters that the session may be asked to reduce; collective, while no reduction is under way.
 
         Raises:
@@ -135,17 +166,22 @@ class Session:
         self.check()
         # What no kernel reads travels exact, and the plan says so.
         foreign = {parameter.name for parameter in parameters if parameter.dtype not in ITEMSIZE}
-        specs = {p.name: EXACT if p.name in foreign else specs[p.name] for p in parameters}
-        self.plan = make_plan(specs, parameters, self._settings)
-        agree(self.plan.lines, self.scatter_lane, about="the plan")
+        exact = dict.fromkeys(foreign, EXACT)
+        made = {name: make_plan({**specs, **exact}, parameters, self._settings) for name, specs in plans.items()}
+        self._lines = tuple(line for name, plan in made.items() for line in (f"plan: {name}", *plan.lines))
+        agree(self._lines, self.scatter_lane, about="the plan")
         new = [parameter for parameter in parameters if parameter.name not in self._index]
         self._foreign |= foreign
-        self.specs.update(specs)
+        for name, plan in made.items():
+            self.plans.setdefault(name, {}).update(plan.specs)
         self.shapes.update({parameter.name: parameter.shape for parameter in new})
         self._index.update({parameter.name: len(self._index) + i for i, parameter in enumerate(new)})
         hashes = np.array([name_hash(parameter.name) for parameter in new], np.uint64)
         self._hashes = np.concatenate([self._hashes, hashes])
         self.reduction_index = np.concatenate([self.reduction_index, np.zeros(len(new), np.uint64)])
+
+    def _reducer(self, algorithm: Algorithm) -> Reducer:
+        return reducer_for(algorithm, nodes=self.nodes)
 
     def _open_lane(self, group: dist.ProcessGroup, link: ModelledLink | None) -> Transport:
         try:
@@ -157,7 +193,7 @@ class Session:
     def _make_residual(self, parameters: Sequence[Parameter]) -> NDArray[np.float32]:
         at = 0
         for parameter in parameters:
-            if self.specs[parameter.name] != EXACT:
+            if any(specs[parameter.name] != EXACT for specs in self.plans.values()):
                 self.state_offsets[parameter.name] = at
                 at += int(np.prod(parameter.shape))
         return np.zeros(at, np.float32)
@@ -175,6 +211,7 @@ class Session:
         op: Op,
         *,
         label: str,
+        method: Method | None = None,
         owners: Sequence[int] | None = None,
         on_done: Callable[[], None] | None = None,
     ) -> Pending:
@@ -186,19 +223,21 @@ class Session:
             shapes: Their shapes.
             op: SUM or AVG.
             label: What errors call the reduction.
+            method: Equal on all ranks; None is the session's own.
             owners: Rank that reduces each parameter; then only the owner's part is reduced (reduce-scatter).
             on_done: Called on the pipeline's thread when the result, or an error, is there.
         """
         pending = Pending(flat, on_done)
+        method = self.method if method is None else method
         self.reductions += 1
         self._raw_nbytes += 0 if flat.is_sparse else flat.nbytes
-        if self._is_exact(flat, names) and owners is None:
+        if self._is_exact(flat, names, method) and owners is None:
             exact_tag = _hash64("exact", *names, flat.dtype, flat.shape, op, self.reductions)
 
             def make() -> Sequence[Stages]:
                 return [exact_all_reduce(flat, op, self.scatter_lane, exact_tag)]
         else:
-            layout, chosen, digest = self._layout(names, shapes, DTYPES[flat.dtype], owners)
+            layout, chosen, digest = self._layout(names, shapes, DTYPES[flat.dtype], method, owners)
             indices = self.reduction_index[chosen]
             keys = parameter_keys(self.seed, self._hashes[chosen], indices)
             self.reduction_index[chosen] += np.uint64(1)
@@ -208,35 +247,48 @@ class Session:
                 scatter_lane=self.scatter_lane, gather_lane=self.gather_lane, pool=self._pool,
                 tag=tag, residual=self.residual,
             )  # fmt: skip
+            reduce = self._reducer(method.algorithm).all_reduce if owners is None else ScatterReduce().reduce_scatter
 
             def make() -> Sequence[Stages]:
-                return stages_of(self._reducer, layout, reduction, scatter_only=owners is not None)
+                return stages_of(reduce, layout, reduction)
 
         self._pipeline.submit(Job(label, make, pending.finish))
         return pending
 
-    def _is_exact(self, flat: torch.Tensor, names: Sequence[str]) -> bool:
+    def _is_exact(self, flat: torch.Tensor, names: Sequence[str], method: Method) -> bool:
         # A complex parameter arrives as a real view: its name tells, not the dtype of the buffer.
         is_foreign = flat.dtype not in DTYPES or not self._foreign.isdisjoint(names)
-        return self._is_off or flat.is_sparse or is_foreign
+        return method.plan in self._off or flat.is_sparse or is_foreign
 
     def _layout(
-        self, names: Sequence[str], shapes: Sequence[tuple[int, ...]], dtype: Any, owners: Sequence[int] | None
+        self,
+        names: Sequence[str],
+        shapes: Sequence[tuple[int, ...]],
+        dtype: Dtype,
+        method: Method,
+        owners: Sequence[int] | None,
     ) -> tuple[Layout, NDArray[np.int64], int]:
-        key = (tuple(names), dtype, None if owners is None else tuple(owners))
+        key = (tuple(names), dtype, method, None if owners is None else tuple(owners))
         if key not in self._layouts:
+            specs = self.plans[method.plan]
             segments = [
-                Segment(name, shape, dtype, self.specs[name], None if owners is None else owners[i])
+                Segment(name, shape, dtype, specs[name], None if owners is None else owners[i])
                 for i, (name, shape) in enumerate(zip(names, shapes, strict=True))
             ]
-            states = [self.state_offsets.get(name) for name in names]
-            layout = cut(segments, self.world_size, piece_nbytes=self._piece_nbytes, states=states)
-            digest = _hash64(*self.plan.lines, *segments)
+            layout = cut_for(
+                method.algorithm if owners is None else "scatter_reduce",
+                segments,
+                self.world_size,
+                piece_nbytes=self._piece_nbytes,
+                states=[self.state_offsets.get(name) for name in names],
+                intra=self._intra,
+            )
+            digest = _hash64(*self._lines, method, *segments)
             chosen = np.array([self._index[name] for name in names], np.int64)
             self._layouts[key] = layout, chosen, digest
         return self._layouts[key]
 
-    def reduce(self, tensors: Mapping[str, torch.Tensor], op: Op, *, label: str) -> None:
+    def reduce(self, tensors: Mapping[str, torch.Tensor], op: Op, *, label: str, method: Method | None = None) -> None:
         """Reduces dense tensors in place and waits.
 
         Tensors of one dtype travel together; a single contiguous tensor is not copied.
@@ -255,7 +307,7 @@ class Session:
             whole = len(parts) == 1 and parts[0].is_contiguous()
             flat = parts[0].view(-1) if whole else torch.cat([part.reshape(-1) for part in parts])
             shapes = [tuple(part.shape) for part in parts]
-            pending = self.reduce_flat(flat, names, shapes, op, label=f"{label} ({dtype})")
+            pending = self.reduce_flat(flat, names, shapes, op, label=f"{label} ({dtype})", method=method)
             pendings.append((pending, parts, whole))
         for pending, parts, whole in pendings:
             self.wait(pending)
@@ -263,6 +315,13 @@ class Session:
                 pieces = torch.split(pending.tensor, [part.numel() for part in parts])
                 for part, piece in zip(parts, pieces, strict=True):
                     part.copy_(piece.view(part.shape))
+
+    def count_native(self, flat: torch.Tensor) -> None:
+        """Lets the report know of a reduction that the engine does by itself on the user's group."""
+        self.reductions += 1
+        if not flat.is_sparse:
+            self._raw_nbytes += flat.nbytes
+            self._native_nbytes += exact_nbytes(flat.nbytes, self.world_size)
 
     def wait(self, pending: Pending) -> None:
         """Waits for a reduction and counts the time."""
@@ -283,10 +342,10 @@ class Session:
             world_size=world,
             reductions=self.reductions,
             raw_nbytes=self._raw_nbytes,
-            exact_wire_nbytes=2 * (world - 1) * self._raw_nbytes // world,
-            wire_nbytes=self.scatter_lane.sent_nbytes + self.gather_lane.sent_nbytes,
+            exact_wire_nbytes=exact_nbytes(self._raw_nbytes, world),
+            wire_nbytes=self.scatter_lane.sent_nbytes + self.gather_lane.sent_nbytes + self._native_nbytes,
             wait_seconds=self.wait_seconds,
-            plan=count_specs(self.specs),
+            plan=count_specs(self.plans[self.method.plan]),
             modelled_bit_s=self.throttle_bit_s,
         )
 
@@ -306,25 +365,18 @@ def _hash64(*words: object) -> int:
     return int.from_bytes(fingerprint(str(word) for word in words)[:8], "little")
 
 
-def check_tensor(name: str, tensor: torch.Tensor) -> None:
-    """Refuses what no path can reduce.
+def exact_nbytes(raw_nbytes: int, world_size: int) -> int:
+    """Bytes a rank sends in an uncompressed ring all-reduce."""
+    return 2 * (world_size - 1) * raw_nbytes // world_size
 
-    Raises:
-        SpecError: Wrong kind of object, device or dtype.
-    """
-    if not isinstance(tensor, torch.Tensor):
-        raise SpecError(f"{name}: cgx reduces torch tensors, found {type(tensor).__name__}")
-    if tensor.device.type != "cpu":
+
+def _check_options(algorithm: Algorithm, *, has_error_feedback: bool, piece_nbytes: int | None) -> None:
+    if piece_nbytes is not None and piece_nbytes < 1:
+        raise SpecError(f"piece_nbytes must be at least 1 byte, or None to choose by size; found {piece_nbytes}")
+    if algorithm not in ALGORITHMS:
+        raise SpecError(f"algorithm must be one of {', '.join(ALGORITHMS)}; found {algorithm!r}")
+    if has_error_feedback and algorithm not in _KEEPS_RESIDUALS:
         raise SpecError(
-            f"{name}: the tensor is on {tensor.device}; this version of cgx has kernels for CPU tensors only. Move the "
-            "model to the CPU, or use stock DDP on this device"
+            f"error feedback is asked for with {algorithm}, which encodes partial sums, so what is lost belongs to no "
+            f"rank; use {' or '.join(_KEEPS_RESIDUALS)}"
         )
-    if tensor.layout is not torch.strided or any(
-        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
-    ):
-        raise SpecError(
-            f"{name}: cgx reduces dense tensors whose elements have memory of their own, found layout {tensor.layout}, "
-            f"shape {list(tensor.shape)}; make it dense and contiguous first"
-        )
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        raise SpecError(f"{name}: cgx reduces floating and complex tensors, found {tensor.dtype}; use dist.all_reduce")

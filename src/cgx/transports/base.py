@@ -24,6 +24,7 @@ class Channel(enum.IntEnum):
     TICKET = 1
     SIZES = 2
     BODY = 3
+    CONTROL = 4
 
 
 class Work(Protocol):

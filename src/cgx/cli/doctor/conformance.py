@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from cgx.collectives.base import BufferPool, Op, Reduction, stages_of
 from cgx.collectives.layout import cut
 from cgx.collectives.scatter_reduce import ScatterReduce
+from cgx.compressors.base import OWN
 from cgx.core.random import GATHER, SCATTER, name_hash, parameter_keys, stream
 from cgx.core.segments import CARRIERS, Segment, single_row
 from cgx.core.spec import Dtype, PhaseSpecs, Uniform
@@ -86,7 +87,7 @@ def _run_case(spec: Uniform, dtype: Dtype, numel: int) -> list[tuple[str, Array,
     received = np.concatenate([np.zeros(nbytes, np.uint8), wires[1]])
     dispatch.uniform_reduce(
         received, np.array([0, nbytes]), own.copy(), sums[0], table, table, keys, spec, spec,
-        own_rank=0, scale=0.5, encode=True,
+        senders=[OWN, sent], stream_out=stream(GATHER, 0), scale=0.5, encode=True,
     )  # fmt: skip
     reference.reduce(
         [None, wires[1]], own.copy(), sums[1], table.rows, table.rows, keys,
@@ -126,7 +127,7 @@ def reduce_between_threads() -> float:
             scatter_lane=scatter_lane.transport(rank), gather_lane=gather_lane.transport(rank),
             pool=BufferPool(), tag=0,
         )  # fmt: skip
-        for stages in stages_of(ScatterReduce(), layout, reduction, scatter_only=False):
+        for stages in stages_of(ScatterReduce().all_reduce, layout, reduction):
             for work in stages:
                 work.wait()
 

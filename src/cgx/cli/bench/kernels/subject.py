@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cgx.cli.bench.fidelity import runs, scales
 from cgx.collectives.layout import Group, cut
-from cgx.compressors.base import Store
+from cgx.compressors.base import OWN, Store
 from cgx.core.random import GATHER, SCATTER, name_hash, parameter_keys, stream
 from cgx.core.segments import CARRIERS, Segment
 from cgx.core.spec import EXACT, ITEMSIZE, Dtype, PhaseSpecs, Uniform
@@ -148,7 +148,8 @@ class Subject:
         starts = np.arange(1 + payloads, dtype=np.int64) * self._table.wire_nbytes
         self._codec.reduce(
             self._wires, starts, self._own, self._wire_out, self._table, self._table, self._keys,
-            into=self._codec, own_rank=_OWN_RANK, scale=1 / (1 + payloads),
+            into=self._codec, senders=[OWN, *(stream(SCATTER, rank) for rank in range(1, 1 + payloads))],
+            stream_out=stream(GATHER, _OWN_RANK), scale=1 / (1 + payloads),
         )  # fmt: skip
 
     def _reduce_by_steps(self, own: NDArray[Any], wire_out: NDArray[np.uint8], payloads: int) -> None:

@@ -1,0 +1,1 @@
+"""From measurements to decisions: pure functions that know neither ranks nor frameworks."""

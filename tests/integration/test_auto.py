@@ -1,0 +1,131 @@
+"""``how="auto"``: compresses where the link is slow, leaves the model alone where it is not, follows the link."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import cgx
+from cgx.torch import functional
+from tests.harness import run_processes
+from tests.integration.training import SMALL, digest, step, wrapped
+
+_SLOW, _FAST = 2e7, 1e10  # bits per second of a modelled link
+_MOST_STEPS = 400
+
+
+def wide(rank: int) -> DistributedDataParallel:
+    """A model of a quarter megabyte, nearly all of it compressible."""
+    torch.manual_seed(0)
+    return DistributedDataParallel(nn.Sequential(*[nn.Linear(128, 128) for _ in range(4)]))
+
+
+def train_until_settled(model: DistributedDataParallel, handle: Any, rank: int, decisions: int) -> int:
+    """Trains until that many decisions stand in the report; returns the steps it took."""
+    for number in range(_MOST_STEPS):
+        auto = handle.report().auto
+        if auto.is_settled and sum(" a step" in line for line in auto.history) >= decisions:
+            return number
+        model.zero_grad()
+        x = torch.randn(4, 128, generator=torch.Generator().manual_seed(100 * number + rank))
+        model(x).square().mean().backward()
+    raise AssertionError(f"not settled after {_MOST_STEPS} steps: {handle.report()}")
+
+
+def slow(rank: int) -> tuple[str, str, str]:
+    model = wide(rank)
+    handle = cgx.compress(model, "auto", throttle_bit_s=_SLOW)
+    train_until_settled(model, handle, rank, 1)
+    report = handle.report()
+    assert report.auto is not None
+    assert report.auto.predicted_seconds["uniform:4"] < report.auto.predicted_seconds["off"]
+    assert "off" not in report.auto.step_seconds, "physics rules it out; a trial would cost the user a step"
+    assert "Gbit/s" in report.auto.history[-1]
+    assert report.plan == {"uniform:4/block=128/rounding=dithered/scale=bf16": 4, "identity": 4}
+    return report.auto.choice, digest(p.grad for p in model.parameters()), str(report.auto.history)
+
+
+def test_on_a_slow_link_it_settles_on_few_bits_and_says_why() -> None:
+    outcomes = run_processes(slow, 2)
+    assert outcomes[0] == outcomes[1], "ranks must decide alike and hold the same gradients"
+    assert outcomes[0][0] == "uniform:4"
+
+
+def fast(rank: int) -> None:
+    ours, stock = wrapped(**SMALL), wrapped(**SMALL)
+    handle = cgx.compress(ours, "auto")
+    assert cgx.compress(ours, "auto") is handle
+    for number in range(5):
+        step(ours, rank, number)
+        step(stock, rank, number)
+    assert digest(ours.parameters()) == digest(stock.parameters())
+    report = handle.report()
+    assert report.auto is not None
+    assert (report.auto.choice, report.auto.is_settled, report.reductions) == ("off", True, 0)
+    assert "leaving the model alone" in report.auto.history[-1]
+    handle.load_state_dict(handle.state_dict())
+    handle.remove()
+    ours.register_comm_hook(None, fp16_compress_hook)  # nothing of ours is in its place
+
+
+def test_where_compression_cannot_pay_nothing_is_put_on_the_model() -> None:
+    run_processes(fast, 2)
+
+
+def changing(rank: int) -> tuple[list[str], str]:
+    model = wide(rank)
+    handle = cgx.compress(model, "auto", throttle_bit_s=_SLOW)
+    train_until_settled(model, handle, rank, 1)
+    choices = [handle.report().auto.choice]
+    for decisions, bit_s in ((2, _FAST), (3, _SLOW)):
+        handle._session.scatter_lane._link.bit_s = bit_s
+        train_until_settled(model, handle, rank, decisions)
+        choices.append(handle.report().auto.choice)
+    return choices, digest(p.grad for p in model.parameters())
+
+
+def test_it_decides_anew_when_the_link_changes() -> None:
+    (choices, gradients), (others, theirs) = run_processes(changing, 2)
+    assert (choices, gradients) == (others, theirs)
+    assert choices[0] == choices[2] == "uniform:4"
+
+
+def refused(rank: int) -> None:
+    with pytest.raises(cgx.SpecError, match="error feedback"):
+        cgx.compress(wide(rank), "auto", error_feedback=True)
+
+
+def test_error_feedback_is_refused() -> None:
+    run_processes(refused, 2)
+
+
+def by_size(rank: int) -> list[str]:
+    choices = []
+    for numel in (1, 256, 1 << 18):
+        for call in range(80):
+            x = torch.randn(numel, generator=torch.Generator().manual_seed(call + rank))
+            exact = x.clone()
+            dist.all_reduce(exact)
+            cgx.all_reduce(x, "auto")
+            assert (x - exact).square().sum() <= 0.02 * exact.square().sum() + 1e-12
+        choices.append(functional.chooser_of(dist.group.WORLD).choice(4 * numel))  # type: ignore[arg-type]
+        mean = torch.full((numel,), float(rank))
+        cgx.all_reduce(mean, "auto", op=dist.ReduceOp.AVG)
+        assert mean.allclose(torch.tensor(0.5), atol=0.01)
+    named = {"a": torch.full((3, 5), rank + 1.0), "b": torch.full((2,), rank + 1.0, dtype=torch.float64)}
+    for _ in range(3):
+        cgx.all_reduce(named, "auto", op=dist.ReduceOp.AVG)
+    assert all((t == 1.5).all() for t in named.values())
+    return choices
+
+
+def test_all_reduce_chooses_by_size_and_all_ranks_alike() -> None:
+    mine, theirs = run_processes(by_size, 2)
+    assert mine == theirs
+    assert mine[0] == "off"
