@@ -1,22 +1,18 @@
 """`cgx bench`: it prints what it promises, and it does not call a wrong measurement verified."""
 
 import json
-import math
 import subprocess
 import sys
-from dataclasses import fields, replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from cgx.cli.bench.allreduce.messages import CGX, FP16, FP32, Assignment, Measured, Track
-from cgx.cli.bench.allreduce.results import judge
-from cgx.cli.bench.fidelity import allowed_nmse, nmse
+from cgx.cli.bench.allreduce.messages import AUTO
 from cgx.cli.bench.kernels.first_use import measure_first_use
 from cgx.cli.bench.kernels.subject import Subject
 from cgx.cli.bench.sizes import parse_size
-from cgx.core.spec import PhaseSpecs, Uniform, parse_specs
+from cgx.core.algorithm import ALGORITHMS
+from cgx.core.spec import Uniform, parse_specs
 from cgx.errors import SpecError
 from cgx.testbed import refusal
 
@@ -41,6 +37,20 @@ KEYS = [
     "cpu_s_per_gb",
     "nmse",
     "verified",
+    "ranks_per_host",
+    "algorithm",
+    "how",
+    "rounds",
+    "counted_nbytes",
+    "settle_calls",
+    "chosen",
+    "best",
+    "auto_over_best",
+    "auto_over_best_ci_low",
+    "auto_over_best_ci_high",
+    "auto_over_fp32",
+    "auto_over_fp32_ci_low",
+    "auto_over_fp32_ci_high",
 ]
 REFUSAL = refusal()
 CGX_COMMAND = [sys.executable, "-c", "from cgx.cli import main; main()", "bench"]
@@ -67,6 +77,9 @@ def test_allreduce_prints_one_verified_object() -> None:
     assert row["verified"] is True
     assert (row["op"], row["hosts"], row["link"]) == ("all_reduce", 2, "1gbit")
     assert row["spec"] == str(parse_specs("uniform:4"))
+    assert (row["algorithm"], row["how"], row["ranks_per_host"]) == ("scatter_reduce", "uniform:4", 1)
+    assert row["rounds"] == 2
+    assert 1 < row["counted_nbytes"] / row["wire_nbytes"] < 1.5
     assert row["raw_nbytes"] == 400_000
     assert 4.25 < row["bits_per_element"] < 4.26
     assert 0 < row["nmse"] < 0.02
@@ -98,7 +111,11 @@ def test_allreduce_models_the_link_where_namespaces_are_refused() -> None:
         ("--link=100", "not a link rate"),
         ("--size=100", "not a size"),
         ("--size=1B", "holds no element"),
+        ("--size=8KB..1KB", "smaller size first"),
         ("--spec=uniform:9", "1 to 8"),
+        ("--how=auto,uniform:9", "1 to 8"),
+        ("--algorithm=tree", "no algorithm"),
+        ("--algorithm=hierarchical", "--ranks-per-host"),
     ],
 )
 def test_allreduce_refuses_with_one_sentence(option: str, said: str) -> None:
@@ -108,103 +125,38 @@ def test_allreduce_refuses_with_one_sentence(option: str, said: str) -> None:
     assert "Traceback" not in done.stdout + done.stderr
 
 
-# What makes a measurement verified.
-
-RAW_NBYTES, PAYLOAD_NBYTES, SECONDS = 1_000_000, 125_000, 0.02
-ASSIGNMENT = Assignment(
-    spec="uniform:4",
-    numel=RAW_NBYTES // 4,
-    runs=2,
-    warm_up=1,
-    interface="eth0",
-    addresses=("10.77.0.1", "10.77.0.2"),
-    goodput_port=1,
-    throttle_bit_s=None,
-    timeout_seconds=1.0,
-)
+@pytest.mark.parametrize("option", ["--how=auto", "--ranks-per-host=2"])
+def test_allreduce_models_nothing_that_needs_hosts(option: str) -> None:
+    done = run("allreduce", "--size=4KB", option, within=[] if REFUSAL else REFUSED)
+    assert done.returncode == 1
+    assert "this machine makes no emulated hosts" in " ".join(done.stdout.split())
+    assert "Traceback" not in done.stdout + done.stderr
 
 
-def honest_ranks() -> list[Measured]:
-    """Two ranks whose measurements agree: 125 kB of payload in 20 ms at 100 Mbit/s, a bound of 10 ms."""
-    rounds = ASSIGNMENT.runs
-    return [
-        Measured(
-            rank=rank,
-            tracks={
-                name: Track(
-                    seconds=[SECONDS * factor + 0.001 * rank] * rounds,
-                    cpu_seconds=[0.001 + 0.002 * rank] * rounds,
-                    counted_nbytes=[round(PAYLOAD_NBYTES * factor * 1.01)] * rounds,
-                    digests=[f"{name} {index}" for index in range(rounds)],
-                    nmses=[0.01] * rounds if rank == 0 else [],
-                )
-                for name, factor in ((CGX, 1), (FP32, 8), (FP16, 4))
-            },
-            payload_nbytes=[PAYLOAD_NBYTES] * rounds,
-            goodput_seconds=[0.01] * rounds,
-            exchanged_nbytes=PAYLOAD_NBYTES,
-            allowed_nmses=dict.fromkeys((CGX, FP32, FP16), 0.02) if rank == 0 else {},
-        )
-        for rank in range(ASSIGNMENT.world_size)
+@pytest.mark.skipif(REFUSAL is not None, reason=f"{REFUSAL}")
+def test_allreduce_sweeps_sizes_and_algorithms_and_auto(tmp_path: Path) -> None:
+    options = ["--hosts=2", "--ranks-per-host=2", "--size=4KB,400KB", f"--algorithm={','.join(ALGORITHMS)}"]
+    done = run("allreduce", *options, "--how=auto", "--runs=2", "--warmup=1", f"--plot={tmp_path}", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    candidates = [*ALGORITHMS, AUTO]
+    assert [(row["raw_nbytes"], row["algorithm"]) for row in rows] == [
+        (nbytes, name) for nbytes in (4_000, 400_000) for name in candidates
     ]
-
-
-def test_judge_takes_the_slowest_rank() -> None:
-    judgement = judge(ASSIGNMENT, honest_ranks()[::-1], link="100mbit")
-    result = judgement.result
-    assert not judgement.faults
-    assert result.verified
-    assert [field.name for field in fields(result)] == KEYS
-    assert result.p50_s == pytest.approx(0.021)
-    assert result.speedup == pytest.approx(0.161 / 0.021)
-    assert result.speedup16 == pytest.approx(0.081 / 0.021)
-    assert result.goodput_bit_s == pytest.approx(1e8)
-    assert result.wire_efficiency == pytest.approx(0.010 / 0.021)
-    assert result.bits_per_element == pytest.approx(8 * PAYLOAD_NBYTES / ASSIGNMENT.numel)
-    assert result.cpu_s_per_gb == pytest.approx(0.002 / (RAW_NBYTES / 1e9))
-
-
-def spoil(ranks: list[Measured], rank: int, name: str, **entries: list[object]) -> list[Measured]:
-    """The same measurements, but for the last round of one contender on one rank."""
-    track = ranks[rank].tracks[name]
-    kept = {key: [*getattr(track, key)[:-1], *last] for key, last in entries.items()}
-    tracks = {**ranks[rank].tracks, name: replace(track, **kept)}
-    return [*ranks[:rank], replace(ranks[rank], tracks=tracks), *ranks[rank + 1 :]]
-
-
-@pytest.mark.parametrize(
-    ("ranks", "said"),
-    [
-        pytest.param(spoil(honest_ranks(), 1, CGX, digests=["other"]), "cgx, round 1: ranks ended", id="replicas"),
-        pytest.param(spoil(honest_ranks(), 0, FP16, digests=["other"]), "fp16, round 1", id="replicas of a baseline"),
-        pytest.param(spoil(honest_ranks(), 0, CGX, nmses=[0.021]), "0.021 of the mean", id="error"),
-        pytest.param(spoil(honest_ranks(), 0, CGX, nmses=[math.nan]), "nan of the mean", id="NaN"),
-        pytest.param(spoil(honest_ranks(), 1, CGX, counted_nbytes=[PAYLOAD_NBYTES - 1]), "124999", id="too few bytes"),
-        pytest.param(spoil(honest_ranks(), 1, CGX, counted_nbytes=[150_000]), "150000", id="too many bytes"),
-        pytest.param(
-            [replace(rank, goodput_seconds=[0.022] * 2) for rank in honest_ranks()],
-            "less than the 0.022 s in which raw streams",
-            id="faster than the wire",
-        ),
-    ],
-)
-def test_judge_finds(ranks: list[Measured], said: str) -> None:
-    judgement = judge(ASSIGNMENT, ranks, link="100mbit")
-    assert not judgement.result.verified
-    (fault,) = judgement.faults
-    assert said in fault
-
-
-def test_allowed_error_holds_for_rounding_and_not_for_a_lost_rank() -> None:
-    generator = np.random.default_rng(0)
-    parts = generator.standard_normal((4, 50_001), np.float32)
-    mean = parts.astype(np.float64).mean(axis=0)
-    specs = PhaseSpecs(Uniform(4), Uniform(4))
-    allowed = allowed_nmse(specs, parts, mean)
-    steps = [(part.max() - part.min()) / 15 for part in parts]
-    nearest = np.mean([np.round(p / s) * s for p, s in zip(parts, steps, strict=True)], axis=0, dtype=np.float32)
-    assert 0 < nmse(nearest, mean) < allowed
-    assert nmse(parts[:3].mean(axis=0), mean) > allowed
+    assert all(row["verified"] and row["ranks_per_host"] == 2 and row["rounds"] == 2 for row in rows)
+    for row in rows:
+        if row["how"] == AUTO:
+            assert row["auto_over_best_ci_low"] <= row["auto_over_best"] <= row["auto_over_best_ci_high"]
+            assert row["auto_over_fp32_ci_low"] <= row["auto_over_fp32"] <= row["auto_over_fp32_ci_high"]
+            assert row["settle_calls"] > 0
+            assert row["chosen"]
+        else:
+            assert row["auto_over_best"] is None
+    by_name = {row["algorithm"]: row for row in rows[len(candidates) :]}
+    # Between two hosts of two ranks, in copies of one compressed gradient: 1 leaves a host, without a hierarchy 2.
+    crossing = by_name["hierarchical"]["counted_nbytes"] / by_name["scatter_reduce"]["counted_nbytes"]
+    assert crossing == pytest.approx(1 / 2, abs=0.1)
+    assert (tmp_path / "allreduce.png").stat().st_size > 10_000
 
 
 # `cgx bench kernels`.

@@ -1,8 +1,8 @@
-"""What one rank of the benchmark does: every contender takes its turn in every round.
+"""What one rank of the benchmark does: at every size, every contender takes its turn in every round.
 
-`cgx bench allreduce` starts this module under torchrun. Each rank writes down what it saw and prints it at the end;
-judging is left to the supervisor, who sees all ranks. Whatever is not the reduction (refilling the gradient, hashing
-and checking the result) happens while the clock and the counters stand still.
+`cgx bench allreduce` starts this module under torchrun. Each rank writes down what it saw and prints it at the end of a
+size; judging is left to the supervisor, who sees all ranks. Whatever is not the reduction (refilling the gradient,
+hashing and checking the result) happens while the clock and the counters stand still.
 """
 
 from __future__ import annotations
@@ -10,129 +10,130 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from typing import final
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 
-from cgx.cli.bench.allreduce.messages import CGX, FP16, FP32, Advanced, Assignment, Event, Measured, Track, to_line
-from cgx.cli.bench.fidelity import allowed_nmse, nmse
-from cgx.collectives.base import Op
-from cgx.core.plan import Parameter
-from cgx.core.spec import EXACT, PhaseSpecs, parse_specs
+from cgx.cli.bench.allreduce.bounds import Input, allowed
+from cgx.cli.bench.allreduce.gradients import exact_mean, make_gradient, make_run
+from cgx.cli.bench.allreduce.messages import (
+    AUTO,
+    FP16,
+    FP32,
+    Advanced,
+    Assignment,
+    Candidate,
+    Event,
+    Measured,
+    Track,
+    to_line,
+)
+from cgx.cli.bench.allreduce.ways import GRADIENT, Auto, Way, open_ways
+from cgx.cli.bench.fidelity import nmse
+from cgx.core.spec import parse_specs
 from cgx.testbed import read_counters
 from cgx.testbed.stream import exchange
-from cgx.torch.session import Session
+from cgx.torch.advisor import SPECS
 
-_LAYERS = 24
-_SMALLEST, _LARGEST = 1e-4, 1e-2  # standard deviations of layers, as deep nets have them
-_NAME = "gradient"
 # Casting rounds to 2**-11, before and after; adding in fp32 to 2**-24 per rank.
 _ALLOWED_FP16, _ALLOWED_FP32 = 1e-5, 1e-11
+_AUTO_COARSEST = parse_specs(SPECS[-1])  # whatever `auto` takes is held to what this one loses
 
-
-def make_gradient(numel: int, rank: int) -> NDArray[np.float32]:
-    """A gradient like a deep net's: normal, layer by layer of its own scale; different on every rank."""
-    gradient = np.random.default_rng((1, rank)).standard_normal(numel, np.float32)
-    ratio = np.random.default_rng(0).random(_LAYERS)
-    for layer, scale in zip(np.array_split(gradient, _LAYERS), ratio, strict=True):
-        layer *= np.float32(_SMALLEST * (_LARGEST / _SMALLEST) ** scale)
-    return gradient
+# How many rounds: as many as fit in this time, of every contender, refilling and checking included.
+_SECONDS_PER_CONTENDER = 4.0
+_MIN_ROUNDS, _MAX_ROUNDS = 5, 300
+_MAX_EXCHANGES = 10  # of raw streams, spread over the rounds
+_SETTLE_CALLS, _SETTLE_SECONDS = 400, 20.0  # that `auto` may take to choose
+_PROGRESS_SECONDS = 0.2
 
 
 @final
-class _Rank:
-    """One rank of the benchmark."""
+class _Bout:
+    """All rounds of one size on one rank."""
 
-    def __init__(self, assignment: Assignment) -> None:
-        self._assignment = assignment
+    def __init__(self, assignment: Assignment, numel: int) -> None:
+        self._assignment, self._numel = assignment, numel
         self._rank = dist.get_rank()
-        self._gradient = torch.from_numpy(make_gradient(assignment.numel, self._rank))
+        self._gradient = torch.from_numpy(make_gradient(numel, self._rank))
         self._x = torch.empty_like(self._gradient)
-        self._specs = parse_specs(assignment.spec)
-        self._session = self._open_session({_NAME: "fp32"}, self._specs)
-        self._contenders: dict[str, Callable[[], None]] = {
-            CGX: self._reduce_compressed,
-            FP32: self._reduce_fp32,
-            FP16: self._reduce_fp16,
-        }
-        self._exact = None if assignment.throttle_bit_s is None else self._open_session({FP32: FP32, FP16: FP16}, EXACT)
-        self._tracks = {name: Track() for name in self._contenders}
-        self._payload_nbytes: list[int] = []
+        self._ways = open_ways(assignment, numel)
+        self._tracks = {name: Track() for name in self._ways}
         self._goodput_seconds: list[float] = []
         # Only rank 0 checks the error: the others' results have the same bits, or the digests tell.
-        self._mean = self._exact_mean() if self._rank == 0 else None
+        self._mean = exact_mean(numel, assignment.world_size) if self._rank == 0 else None
+        self._told_at = 0.0
 
-    def run(self) -> None:
-        """Runs all rounds and reports."""
-        assignment = self._assignment
-        exchanged_nbytes = 0
-        for index in range(-assignment.warm_up, assignment.runs):
-            if index == 0:
-                exchanged_nbytes = self._largest(self._payload_nbytes[-1])
-                self._forget()
-            for name, reduce in self._contenders.items():
-                self._time(name, reduce)
-            if index >= 0 and assignment.goodput_port is not None:
-                self._goodput_seconds.append(self._exchange(exchanged_nbytes))
-            if self._rank == 0:
-                _emit(Advanced(index + assignment.warm_up + 1))
-        _emit(
-            Measured(
-                rank=self._rank,
-                tracks=self._tracks,
-                payload_nbytes=self._payload_nbytes,
-                goodput_seconds=self._goodput_seconds,
-                exchanged_nbytes=exchanged_nbytes,
-                allowed_nmses=self._allowed(),
-            )
+    def run(self) -> Measured:
+        """Runs all rounds."""
+        auto = self._ways.get(AUTO)
+        settle_calls = self._settle(auto) if isinstance(auto, Auto) else 0
+        round_seconds = 0.0
+        for index in range(self._assignment.warm_up):
+            start = time.perf_counter()
+            self._run_round(index)
+            round_seconds = _largest(time.perf_counter() - start)
+        sent = [track.payload_nbytes[-1] for track in self._tracks.values() if track.payload_nbytes]
+        exchanged_nbytes = max(int(_largest(max(sent, default=0))), self._assignment.goodput_nbytes)
+        self._tracks = {name: Track() for name in self._ways}
+        total = self._assignment.runs or self._fitting_rounds(round_seconds)
+        stride = -(-total // _MAX_EXCHANGES)
+        for index in range(total):
+            self._run_round(index)
+            if index % stride == 0 and self._assignment.goodput_port is not None:
+                self._exchange(exchanged_nbytes)
+            self._tell(index + 1, total)
+        for way in self._ways.values():
+            way.close()
+        return Measured(
+            rank=self._rank,
+            numel=self._numel,
+            tracks=self._tracks,
+            goodput_seconds=self._goodput_seconds,
+            exchanged_nbytes=exchanged_nbytes,
+            allowed_nmses=self._allowed(),
+            settle_calls=settle_calls,
+            chosen=auto.choice(self._x.nbytes) if isinstance(auto, Auto) else None,
         )
 
-    def _open_session(self, dtypes: dict[str, str], specs: PhaseSpecs) -> Session:
-        shape = (self._assignment.numel,)
-        parameters = [Parameter(name, shape, dtype) for name, dtype in dtypes.items()]
-        assert dist.group.WORLD is not None
-        return Session(
-            dist.group.WORLD, parameters, dict.fromkeys(dtypes, specs), throttle_bit_s=self._assignment.throttle_bit_s
-        )
+    def _settle(self, auto: Auto) -> int:
+        """Lets `auto` choose before the rounds begin; returns the calls it had."""
+        start = time.perf_counter()
+        for calls in range(1, _SETTLE_CALLS + 1):
+            self._x.copy_(self._gradient)
+            auto.reduce(self._x)
+            if auto.has_settled(self._x.nbytes) or _largest(time.perf_counter() - start) > _SETTLE_SECONDS:
+                return calls
+        return _SETTLE_CALLS
 
-    def _reduce_compressed(self) -> None:
-        self._session.reduce({_NAME: self._x}, Op.AVG, label="cgx bench allreduce")
+    def _fitting_rounds(self, round_seconds: float) -> int:
+        fitting = int(_SECONDS_PER_CONTENDER * len(self._ways) / round_seconds)
+        return min(max(fitting, _MIN_ROUNDS), _MAX_ROUNDS)
 
-    def _reduce_fp32(self) -> None:
-        self._all_reduce(FP32, self._x)
+    def _run_round(self, index: int) -> None:
+        # An order drawn anew each round, the same on all ranks: nobody always follows whoever drains the link most.
+        order = np.random.default_rng(index).permutation(list(self._ways))
+        for name in order.tolist():
+            self._time(self._ways[name], self._tracks[name])
 
-    def _reduce_fp16(self) -> None:
-        half = self._x.to(torch.float16)
-        self._all_reduce(FP16, half)
-        self._x.copy_(half)
-
-    def _all_reduce(self, name: str, x: torch.Tensor) -> None:
-        """Stock Gloo's sum, or where the link is modelled the same behind the model."""
-        if self._exact is None:
-            dist.all_reduce(x)
-        else:
-            self._exact.reduce({name: x}, Op.SUM, label=f"{name} all-reduce")
-
-    def _time(self, name: str, reduce: Callable[[], None]) -> None:
-        track = self._tracks[name]
+    def _time(self, way: Way, track: Track) -> None:
         self._x.copy_(self._gradient)
-        sent_before = self._session.report().wire_nbytes
+        payload_before = way.payload_nbytes()
+        counted_before = self._counted()  # ahead of the barrier: past it other ranks of this host may be sending
         dist.barrier()
-        counted_before, cpu_before, start = self._counted(), time.process_time(), time.perf_counter()
-        reduce()
+        cpu_before, start = time.process_time(), time.perf_counter()
+        way.reduce(self._x)
         track.seconds.append(time.perf_counter() - start)
         track.cpu_seconds.append(time.process_time() - cpu_before)
         dist.barrier()  # past it every peer has all that we sent: nothing waits in a queue, uncounted
         if self._assignment.interface is not None:
             track.counted_nbytes.append(self._counted() - counted_before)
-        if name == CGX:
-            self._payload_nbytes.append(self._session.report().wire_nbytes - sent_before)
-        else:  # a sum, for dividing is no part of Gloo's all-reduce
+        payload_after = way.payload_nbytes()
+        if payload_before is not None and payload_after is not None:
+            track.payload_nbytes.append(payload_after - payload_before)
+        if not way.is_mean:
             self._x.div_(self._assignment.world_size)
         result = self._x.numpy()
         track.digests.append(hashlib.blake2b(result.data, digest_size=16).hexdigest())
@@ -143,48 +144,43 @@ class _Rank:
         interface = self._assignment.interface
         return 0 if interface is None else read_counters(interface).tx_nbytes
 
-    def _forget(self) -> None:
-        """Leaves the rounds before the clock out of the report."""
-        self._payload_nbytes.clear()
-        for track in self._tracks.values():
-            for entries in (track.seconds, track.cpu_seconds, track.counted_nbytes, track.digests, track.nmses):
-                entries.clear()
-
-    def _exchange(self, nbytes: int) -> float:
+    def _exchange(self, nbytes: int) -> None:
+        """Times raw streams from host to host; the first rank of each host speaks for it."""
         assignment = self._assignment
         assert assignment.goodput_port is not None
         dist.barrier()
-        return exchange(
-            assignment.addresses,
-            self._rank,
-            nbytes=nbytes,
-            port=assignment.goodput_port,
-            timeout_seconds=assignment.timeout_seconds,
-        )
+        host, local = divmod(self._rank, assignment.ranks_per_host)
+        if local == 0:
+            seconds = exchange(
+                assignment.addresses,
+                host,
+                nbytes=nbytes,
+                port=assignment.goodput_port,
+                timeout_seconds=assignment.timeout_seconds,
+            )
+            self._goodput_seconds.append(seconds)
+        dist.barrier()  # what still waits in a queue is not counted as the next contender's
 
-    def _largest(self, value: int) -> int:
-        """The largest of the ranks' values."""
-        tensor = torch.tensor(value, dtype=torch.int64)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX)
-        return int(tensor)
-
-    def _exact_mean(self) -> NDArray[np.float64]:
-        world_size = self._assignment.world_size
-        total = np.zeros(self._assignment.numel)
-        for rank in range(world_size):
-            total += make_gradient(self._assignment.numel, rank)
-        return total / world_size
+    def _tell(self, rounds: int, total: int) -> None:
+        now = time.monotonic()
+        if self._rank == 0 and (rounds == total or now > self._told_at + _PROGRESS_SECONDS):
+            self._told_at = now
+            _emit(Advanced(self._numel, rounds, total))
 
     def _allowed(self) -> dict[str, float]:
         if self._mean is None:
             return {}
-        assignment = self._assignment
-        parts = (make_gradient(assignment.numel, rank) for rank in range(assignment.world_size))
-        return {
-            CGX: allowed_nmse(self._specs, parts, self._mean),
-            FP32: _ALLOWED_FP32,
-            FP16: _ALLOWED_FP16,
-        }
+        bounds = {candidate.name: self._allowed_of(candidate) for candidate in self._assignment.candidates}
+        return {FP32: _ALLOWED_FP32, FP16: _ALLOWED_FP16, **bounds}
+
+    def _allowed_of(self, candidate: Candidate) -> float:
+        assert self._mean is not None
+        world_size, ranks_per_host = self._assignment.world_size, self._assignment.ranks_per_host
+        given = Input(GRADIENT, self._numel, world_size, ranks_per_host, lambda r, run: make_run(self._numel, r, run))
+        if candidate.how != AUTO:
+            return allowed(candidate.algorithm, parse_specs(candidate.how), given, self._mean)
+        algorithms = ["scatter_reduce", *(["hierarchical"] if ranks_per_host > 1 else [])]
+        return max(allowed(algorithm, _AUTO_COARSEST, given, self._mean) for algorithm in algorithms)
 
 
 def main(assignment: Assignment) -> None:
@@ -193,10 +189,25 @@ def main(assignment: Assignment) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=assignment.timeout_seconds))
     try:
-        _Rank(assignment).run()
-        dist.barrier()
+        for numel in assignment.numels:
+            measured = _Bout(assignment, numel).run()
+            for rank in range(assignment.world_size):
+                if rank == measured.rank:
+                    _emit(measured)
+                dist.barrier()  # ranks of a host share a pipe, which mixes long lines that come at once
+    except Exception as error:
+        # For people, ahead of the many lines that torchrun has to say.
+        sys.stdout.write(f"Rank {dist.get_rank()} failed: {type(error).__name__}: {error}\n")
+        raise
     finally:
         dist.destroy_process_group()
+
+
+def _largest(value: float) -> float:
+    """The largest of the ranks' values."""
+    tensor = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    return float(tensor)
 
 
 def _emit(event: Event) -> None:
