@@ -51,74 +51,71 @@ def _without(rank: int, buffers: Sequence[Bytes]) -> list[Bytes | None]:
     return [None if peer == rank else buffer for peer, buffer in enumerate(buffers)]
 
 
-def measure_line(
-    run: Callable[[int], None],
-    lane: Transport,
-    *,
-    first_nbytes: int = _FIRST_NBYTES,
-    last_nbytes: int = _LAST_NBYTES,
-) -> Line:
-    """Times ``run(nbytes)`` from nothing to where the bandwidth shows, and fits a line.
+def measure_line(prepare: Callable[[int], Callable[[], None]], lane: Transport) -> Line:
+    """Times an operation from nothing to where the bandwidth shows, and draws a line through both.
 
-    The slope is that between the two largest sizes: what links let through at once in a burst cancels out.
+    What a link lets through in one burst makes the line up to a twentieth too steep in its favour; the slope between
+    two long messages would be free of that, and too noisy to decide by.
 
     Args:
-        run: Moves that many bytes, on all ranks together.
+        prepare: Given a number of bytes, returns what moves them, on all ranks together.
         lane: On which the ranks agree about the times, and so about when to stop.
-        first_nbytes: Where to start; larger on links known to be fast.
-        last_nbytes: Where to stop at the latest.
     """
 
     def seconds(nbytes: int, turns: int) -> float:
-        times = []
+        run, times = prepare(nbytes), []
+        run()  # pages in the buffers, opens the congestion window
         for _ in range(turns):
             agree_on_slowest([0.0], lane)  # start together
             start = time.perf_counter()
-            run(nbytes)
+            run()
             times.append(time.perf_counter() - start)
         return min(agree_on_slowest(times, lane))  # a hiccup of one rank at one turn is not the link
 
-    fixed = seconds(8, _TURNS)
-    nbytes, before = first_nbytes, fixed
-    now = seconds(nbytes, 2)
-    while now < _LONG_SECONDS and nbytes < last_nbytes:
-        nbytes, before = 4 * nbytes, now
-        now = seconds(nbytes, 2)
-    if before is fixed:
-        return Line(fixed, max((now - fixed) / nbytes, 1e-12))
-    return Line(fixed, max((now - before) / (nbytes - nbytes // 4), 1e-12))
+    fixed, nbytes = seconds(8, _TURNS), _FIRST_NBYTES
+    while (now := seconds(nbytes, 1)) < _LONG_SECONDS and nbytes < _LAST_NBYTES:
+        nbytes *= 4
+    if now < 4 * _LONG_SECONDS:
+        now = min(now, seconds(nbytes, 2))
+    return Line(fixed, max((now - fixed) / nbytes, 1e-12))
 
 
-def measure_link(
-    lane: Transport, peers: Sequence[int], *, first_nbytes: int = _FIRST_NBYTES, is_glance: bool = False
-) -> Line:
+def measure_link(lane: Transport, peers: Sequence[int]) -> Line:
     """A step in which this rank sends ``nbytes`` evenly to ``peers`` and receives as much; over bytes sent.
 
     Args:
         lane: Idle.
         peers: Ranks; this one among them does not count.
-        first_nbytes: See ``measure_line``.
-        is_glance: Only ``first_nbytes``, and nothing.
     """
+    return measure_line(lambda nbytes: _exchange(lane, peers, nbytes), lane)
+
+
+def glance(lane: Transport, nbytes: int) -> float:
+    """Seconds of one exchange of ``nbytes`` with all others; on the slowest rank."""
+    run = _exchange(lane, range(lane.world_size), nbytes)
+    agree_on_slowest([0.0], lane)  # start together
+    start = time.perf_counter()
+    run()
+    return agree_on_slowest([time.perf_counter() - start], lane)[0]
+
+
+def _exchange(lane: Transport, peers: Sequence[int], nbytes: int) -> Callable[[], None]:
     others = [peer for peer in peers if peer != lane.rank]
-
-    def run(nbytes: int) -> None:
-        share = max(1, nbytes // len(others))
-        send = np.zeros(share, np.uint8)
-        sends = [send if peer in others else None for peer in range(lane.world_size)]
-        heard = [np.empty(share, np.uint8) if peer in others else None for peer in range(lane.world_size)]
-        lane.all_to_all(sends, heard, Channel.CONTROL).wait()
-
-    return measure_line(run, lane, first_nbytes=first_nbytes, last_nbytes=first_nbytes if is_glance else _LAST_NBYTES)
+    share = max(1, nbytes // len(others))
+    send = np.zeros(share, np.uint8)
+    sends = [send if peer in others else None for peer in range(lane.world_size)]
+    heard = [np.zeros(share, np.uint8) if peer in others else None for peer in range(lane.world_size)]
+    return lambda: lane.all_to_all(sends, heard, Channel.CONTROL).wait()
 
 
-def measure_exact(lane: Transport, *, first_nbytes: int = _FIRST_NBYTES) -> Line:
+def measure_exact(lane: Transport) -> Line:
     """The engine's own all-reduce of fp32, over raw bytes."""
 
-    def run(nbytes: int) -> None:
-        lane.all_reduce(np.zeros(max(1, nbytes // 4), np.float32)).wait()
+    def prepare(nbytes: int) -> Callable[[], None]:
+        x = np.zeros(max(1, nbytes // 4), np.float32)
+        return lambda: lane.all_reduce(x).wait()
 
-    return measure_line(run, lane, first_nbytes=first_nbytes)
+    return measure_line(prepare, lane)
 
 
 def measure_codec(spec: Spec) -> CodecSpeed:

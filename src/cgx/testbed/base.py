@@ -88,9 +88,10 @@ class HostSet(abc.ABC):
         """Starts a script under torchrun on each host, as one world.
 
         Ranks count up host by host. Gloo is told the interface, and the threads of the CPU are
-        dealt out evenly unless ``OMP_NUM_THREADS`` is set. Torchrun makes Python write at once, and
-        the ranks of a host share its output: where there are several, each should write a line and
-        its end with one ``sys.stdout.write``, as `print` may mix them.
+        dealt out evenly, to the model (``OMP_NUM_THREADS``) and to the codec (``CGX_THREADS``),
+        unless these are set. Torchrun makes Python write at once, and the ranks of a host share its
+        output: where there are several, each should write a line and its end with one
+        ``sys.stdout.write``, as `print` may mix them.
 
         Args:
             argv: The script and its arguments; ``-m`` and a module do as well.
@@ -112,6 +113,7 @@ class HostSet(abc.ABC):
             [[*common, f"--node-rank={host}", *argv] for host in range(self.count)],
             env={
                 "OMP_NUM_THREADS": f"{threads}",
+                "CGX_THREADS": f"{threads}",
                 **os.environ,
                 "GLOO_SOCKET_IFNAME": self.interface,
                 **(env or {}),

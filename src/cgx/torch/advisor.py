@@ -11,7 +11,7 @@ import torch
 from cgx.collectives.base import Op
 from cgx.collectives.layout import default_piece_nbytes
 from cgx.collectives.nodes import Nodes
-from cgx.collectives.probe import agree_on_slowest, measure_link, probe
+from cgx.collectives.probe import agree_on_slowest, glance, probe
 from cgx.compressors.registry import compressor_for
 from cgx.core.algorithm import Algorithm
 from cgx.core.plan import Parameter, to_specs
@@ -80,14 +80,13 @@ class Advisor:
 
     def link_has_changed(self) -> bool:
         """A glance at the link, of about 8 ms; when it is not as it was, everything is measured anew. Collective."""
-        old = self.measured
-        nbytes = round(min(max(_GLANCE_SECONDS / old.flat.byte_s, _GLANCE_NBYTES[0]), _GLANCE_NBYTES[1]))
+        before = self.measured.flat
+        nbytes = round(min(max(_GLANCE_SECONDS / before.byte_s, _GLANCE_NBYTES[0]), _GLANCE_NBYTES[1]))
         lane = self._session.scatter_lane
-        now = measure_link(lane, range(lane.world_size), first_nbytes=nbytes, is_glance=True)
-        if 1 / _CHANGED < now.byte_s / old.flat.byte_s < _CHANGED:
-            return False
-        ratio = self.probe().flat.byte_s / old.flat.byte_s
-        return not 1 / _CHANGED < ratio < _CHANGED
+        for _ in range(2):  # one hiccup is no change
+            if 1 / _CHANGED < glance(lane, nbytes) / before.seconds(nbytes) < _CHANGED:
+                return False
+        return not 1 / _CHANGED < self.probe().flat.byte_s / before.byte_s < _CHANGED
 
     def exact(self, raw_nbytes: int) -> float:
         """Predicted seconds of the engine's own all-reduce."""

@@ -119,6 +119,7 @@ class _Hook:
         self.group: dist.ProcessGroup = model.process_group
         self.handle: Handle | None = None
         self._model, self._is_registered = model, False
+        self._last_index = 0
         setattr(model, _ATTRIBUTE, self)
 
     def register(self) -> None:
@@ -162,6 +163,7 @@ class _Hook:
                 Op.AVG,
                 label=f"bucket {bucket.index()}, reduction {session.reductions}",
                 method=method,
+                is_awaited=self._is_awaited(bucket),
                 on_done=lambda: future.set_result(buffer),
             )
         except TransportError as error:
@@ -170,6 +172,12 @@ class _Hook:
         else:
             at_end_of_backward(partial(_settle, session, pending))
         return future
+
+    def _is_awaited(self, bucket: GradBucket) -> bool:
+        """True for a step's last two buckets: both are ready when the backward pass ends, or nearly so."""
+        if bucket.is_last():
+            self._last_index = bucket.index()
+        return bucket.index() >= self._last_index - 1
 
     def _parameters(self, bucket: GradBucket) -> tuple[list[str], list[tuple[int, ...]]]:
         names = []

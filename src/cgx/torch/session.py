@@ -36,6 +36,7 @@ from cgx.transports.process_group import ProcessGroupTransport, transport_error
 from cgx.transports.throttled import ModelledLink, ThrottledTransport
 
 _GRACE_SECONDS = 5.0
+_UNHURRIED_NBYTES = 16 << 20  # raw bytes of a piece that nobody waits for (measured: docs/adr/0007)
 _KEEPS_RESIDUALS: tuple[Algorithm, ...] = ("scatter_reduce", "all_gather")
 _INTRA = Identity()
 GIVEN = "given"  # the plan a person gave, where there is only one
@@ -213,6 +214,7 @@ class Session:
         label: str,
         method: Method | None = None,
         owners: Sequence[int] | None = None,
+        is_awaited: bool = True,
         on_done: Callable[[], None] | None = None,
     ) -> Pending:
         """Queues the in-place reduction of a flat tensor that concatenates whole parameters.
@@ -225,6 +227,7 @@ class Session:
             label: What errors call the reduction.
             method: Equal on all ranks; None is the session's own.
             owners: Rank that reduces each parameter; then only the owner's part is reduced (reduce-scatter).
+            is_awaited: False while the caller computes on: larger pieces then leave it more of the processor.
             on_done: Called on the pipeline's thread when the result, or an error, is there.
         """
         pending = Pending(flat, on_done)
@@ -237,7 +240,9 @@ class Session:
             def make() -> Sequence[Stages]:
                 return [exact_all_reduce(flat, op, self.scatter_lane, exact_tag)]
         else:
-            layout, chosen, digest = self._layout(names, shapes, DTYPES[flat.dtype], method, owners)
+            layout, chosen, digest = self._layout(
+                names, shapes, DTYPES[flat.dtype], method, owners, is_awaited=is_awaited
+            )
             indices = self.reduction_index[chosen]
             keys = parameter_keys(self.seed, self._hashes[chosen], indices)
             self.reduction_index[chosen] += np.uint64(1)
@@ -267,8 +272,10 @@ class Session:
         dtype: Dtype,
         method: Method,
         owners: Sequence[int] | None,
+        *,
+        is_awaited: bool,
     ) -> tuple[Layout, NDArray[np.int64], int]:
-        key = (tuple(names), dtype, method, None if owners is None else tuple(owners))
+        key = (tuple(names), dtype, method, None if owners is None else tuple(owners), is_awaited)
         if key not in self._layouts:
             specs = self.plans[method.plan]
             segments = [
@@ -279,7 +286,7 @@ class Session:
                 method.algorithm if owners is None else "scatter_reduce",
                 segments,
                 self.world_size,
-                piece_nbytes=self._piece_nbytes,
+                piece_nbytes=self._piece_nbytes or (None if is_awaited else _UNHURRIED_NBYTES),
                 states=[self.state_offsets.get(name) for name in names],
                 intra=self._intra,
             )

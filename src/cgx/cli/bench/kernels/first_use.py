@@ -75,9 +75,7 @@ def use(text: str) -> None:
     codec.compress(x, wires[nbytes:], table, keys, 1)
     codec.decompress(wires[nbytes:], np.empty_like(x), table, keys, 1)
     starts = np.array([0, nbytes], np.int64)
-    codec.reduce(
-        wires, starts, x, wire_out, table, table, keys, into=codec, senders=[OWN, 1], stream_out=0, scale=0.5
-    )
+    codec.reduce(wires, starts, x, wire_out, table, table, keys, into=codec, senders=[OWN, 1], stream_out=0, scale=0.5)
 
 
 def _seconds(spec: Spec, cache: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from cgx.core.algorithm import ALGORITHMS, Algorithm
 from cgx.core.spec import PhaseSpecs, parse_specs
 from cgx.errors import SpecError
 
@@ -21,13 +22,14 @@ def parse_hows(text: str) -> list[str]:
         SpecError: One of them is unknown.
 
     Example:
-        >>> parse_hows("uniform:4, powersgd:2")
-        ['off', 'uniform:4', 'powersgd:2']
+        >>> parse_hows("uniform:4@all_gather, powersgd:2")
+        ['off', 'uniform:4@all_gather', 'powersgd:2']
     """
     named = [how for part in text.split(",") if (how := part.strip())]
     for how in named:
         if how not in (OFF, AUTO, FP16) and powersgd_rank(how) is None:
-            parse_specs(how)
+            split_algorithm(how)
+            coarsest_specs(how)
     return list(dict.fromkeys([OFF, *named]))
 
 
@@ -49,6 +51,23 @@ def powersgd_rank(how: str) -> int | None:
     return int(rank)
 
 
+def split_algorithm(how: str) -> tuple[str, Algorithm]:
+    """A way of cgx's and, behind an ``@``, the algorithm.
+
+    Raises:
+        SpecError: There is no such algorithm.
+
+    Example:
+        >>> split_algorithm("uniform:4@ring"), split_algorithm("auto")
+        (('uniform:4', 'ring'), ('auto', 'scatter_reduce'))
+    """
+    spec, _, name = how.partition("@")
+    for algorithm in ALGORITHMS:
+        if algorithm == (name or "scatter_reduce"):
+            return spec, algorithm
+    raise SpecError(f"{how!r} names no algorithm: write one of {', '.join(ALGORITHMS)} behind the @.")
+
+
 def is_cgx(how: str) -> bool:
     """Whether ``cgx.compress`` does it, rather than DDP alone or a hook of PyTorch's."""
     return how not in (OFF, FP16) and powersgd_rank(how) is None
@@ -56,4 +75,4 @@ def is_cgx(how: str) -> bool:
 
 def coarsest_specs(how: str) -> PhaseSpecs:
     """The specs with the largest error that a way of cgx's may use."""
-    return parse_specs(_LEAST_OF_AUTO if how == AUTO else how)
+    return parse_specs(_LEAST_OF_AUTO if how == AUTO else split_algorithm(how)[0])

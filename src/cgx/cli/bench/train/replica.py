@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import cgx
-from cgx.cli.bench.train.hows import FP16, is_cgx, powersgd_rank
+from cgx.cli.bench.train.hows import FP16, is_cgx, powersgd_rank, split_algorithm
 from cgx.cli.bench.train.messages import COMPUTE
 from cgx.cli.bench.train.workloads import Workload
 from cgx.torch.ddp import Handle
@@ -73,7 +73,8 @@ class Replica:
             )
             self._ddp.register_comm_hook(self._powersgd, powerSGD_hook.powerSGD_hook)
         elif is_cgx(how) and self._is_synchronised:
-            self.handle = cgx.compress(self._ddp, how)
+            spec, algorithm = split_algorithm(how)
+            self.handle = cgx.compress(self._ddp, spec, algorithm=algorithm)
         self._optimizer = workload.optimizer(self._ddp)
 
     @property
