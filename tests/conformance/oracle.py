@@ -53,27 +53,37 @@ def _reduce_stripe(parts: Sequence[Floats], segment: Segment, start: int, owner:
     def sent(values: Floats, rank: int, phase: int = SCATTER, spec: Any = specs.scatter) -> Floats:
         return sent_by(values, spec, segment.dtype, key, stream(phase, rank), start)
 
+    def scaled(total: Floats, ranks: int) -> Floats:
+        return total * np.float32(1 / ranks if asked.op is Op.AVG else 1)
+
     match asked.algorithm:
         case "scatter_reduce":
-            total = _sum(part if rank == owner else sent(part, rank) for rank, part in enumerate(parts))
+            total = scaled(_sum(part if rank == owner else sent(part, rank) for rank, part in enumerate(parts)), world)
         case "all_gather":
-            total = _sum(sent(part, rank) for rank, part in enumerate(parts))
+            total = scaled(_sum(sent(part, rank) for rank, part in enumerate(parts)), world)
         case "ring":
-            total = parts[(owner + 1) % world]
+            is_wide = segment.dtype == "fp32"
+            own = parts if is_wide else [scaled(part, world) for part in parts]
+            total = own[(owner + 1) % world]
             for before in range(owner + 1, owner + world):
-                total = sent(total, before % world) + parts[(before + 1) % world]
+                total = sent(total, before % world) + own[(before + 1) % world]
+            total = scaled(total, world) if is_wide else total
         case "hierarchical":
             assert asked.nodes is not None
             intra = Identity() if specs == EXACT else asked.intra
             nodes = {
-                peer: _sum(
-                    parts[mate] if mate == peer else sent(parts[mate], mate, LOCAL, intra)
-                    for mate in asked.nodes.local_peers(peer)
+                peer: scaled(
+                    _sum(
+                        parts[mate] if mate == peer else sent(parts[mate], mate, LOCAL, intra)
+                        for mate in asked.nodes.local_peers(peer)
+                    ),
+                    asked.nodes.ranks_per_node,
                 )
                 for peer in asked.nodes.column_peers(owner)
             }
-            total = _sum(part if peer == owner else sent(part, peer) for peer, part in nodes.items())
-    total = total * np.float32(1 / world if asked.op is Op.AVG else 1)
+            total = scaled(
+                _sum(part if peer == owner else sent(part, peer) for peer, part in nodes.items()), len(nodes)
+            )
     if asked.algorithm != "all_gather":
         total = sent(total, owner, GATHER, specs.gather)
     return from_f32(total, CARRIERS[segment.dtype])

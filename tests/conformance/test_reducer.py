@@ -260,9 +260,15 @@ def test_no_rank_owns_more_than_the_mean_and_a_stripe_for_each_parameter(world_s
 
 
 @pytest.mark.parametrize("method", methods_of(4))
-def test_fp16_sums_that_overflow_on_the_way_do_not_when_the_mean_fits(method: str) -> None:
-    segments = of_sizes("uniform:8/scale=fp32", "fp16", [4096])
-    inputs = [{s.name: np.full(s.numel, 60_000, np.float16) for s in segments} for _ in range(4)]
+@pytest.mark.parametrize("specs", ["uniform:8/scale=fp32", EXACT, "uniform:8/scale=fp32+identity"])
+def test_fp16_sums_that_overflow_on_the_way_do_not_when_the_mean_fits(specs: PhaseSpecs | str, method: str) -> None:
+    segments = of_sizes(specs, "fp16", [4096, 9 * 4096 + 5])
+    # A sum of two overflows; one to four quarters are exact in fp16.
+    inputs = [{s.name: np.full(s.numel, 57_344, np.float16) for s in segments} for _ in range(4)]
     result = agreed(reduce_on_threads(inputs, segments, METHODS[method].settings(Op.AVG)))
-    assert (result[segments[0].name] == 60_000).all()
-    assert CARRIERS["fp16"] == result[segments[0].name].dtype
+    for s in segments:
+        assert CARRIERS["fp16"] == result[s.name].dtype
+        assert (result[s.name] == 57_344).all(), s
+    # Where nothing scales, what cannot be told in fp16 is infinite and not hidden.
+    total = agreed(reduce_on_threads(inputs, segments, METHODS[method].settings(Op.SUM)))
+    assert not any(np.isfinite(total[s.name]).any() for s in segments)

@@ -44,7 +44,7 @@ def slow(rank: int) -> tuple[str, str, str]:
     train_until_settled(model, handle, rank, 1)
     report = handle.report()
     assert report.auto is not None
-    assert report.auto.predicted_seconds["uniform:4"] < report.auto.predicted_seconds["off"]
+    assert report.auto.expected_seconds["uniform:4"] < report.auto.expected_seconds["off"]
     assert "off" not in report.auto.step_seconds, "physics rules it out; a trial would cost the user a step"
     assert "Gbit/s" in report.auto.history[-1]
     assert report.plan == {"uniform:4/block=128/rounding=dithered/scale=bf16": 4, "identity": 4}
@@ -84,7 +84,7 @@ def changing(rank: int) -> tuple[list[str], str]:
     train_until_settled(model, handle, rank, 1)
     choices = [handle.report().auto.choice]
     for decisions, bit_s in ((2, _FAST), (3, _SLOW)):
-        handle._session.scatter_lane._link.bit_s = bit_s
+        handle.session.scatter_lane._link.bit_s = bit_s
         train_until_settled(model, handle, rank, decisions)
         choices.append(handle.report().auto.choice)
     return choices, digest(p.grad for p in model.parameters())
@@ -122,7 +122,88 @@ def by_size(rank: int) -> list[str]:
     for _ in range(3):
         cgx.all_reduce(named, "auto", op=dist.ReduceOp.AVG)
     assert all((t == 1.5).all() for t in named.values())
+    strided = torch.full((100, 20), rank + 1.0)
+    cgx.all_reduce(strided[::2], "auto")
+    assert (strided[::2] == 3.0).all()
+    assert (strided[1::2] == rank + 1.0).all()
+    for _ in range(300):  # past the first look at a decision
+        cgx.all_reduce(torch.ones(1), "auto")
     return choices
+
+
+def mismatched(rank: int) -> None:
+    for _ in range(3):
+        cgx.all_reduce(torch.ones(4), "auto")
+    names = ("a", "b") if rank == 0 else ("b", "a")
+    with pytest.raises(cgx.PlanMismatchError, match="tensors to reduce"):
+        cgx.all_reduce({name: torch.ones(4) for name in names}, "auto")
+
+
+def test_all_reduce_finds_ranks_that_reduce_different_tensors() -> None:
+    run_processes(mismatched, 2)
+
+
+def sparse(rank: int) -> str:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(64, 128, sparse=True), nn.Linear(128, 512), nn.Linear(512, 128))
+    model = DistributedDataParallel(net)
+    handle = cgx.compress(model, "auto", throttle_bit_s=_SLOW)
+    for number in range(3):
+        model.zero_grad()
+        model(torch.tensor([number, rank, 5])).square().mean().backward()
+    assert handle.report().reductions
+    return digest(p.grad.to_dense() if p.grad.is_sparse else p.grad for p in model.parameters())
+
+
+def test_sparse_gradients_travel_exact() -> None:
+    mine, theirs = run_processes(sparse, 2)
+    assert mine == theirs
+
+
+def incompressible(rank: int) -> None:
+    model = DistributedDataParallel(nn.Linear(256, 256, dtype=torch.float64))
+    handle = cgx.compress(model, "auto")
+    assert handle.session is None, "fp64 travels exact, whatever the link"
+
+
+def test_a_model_with_nothing_to_compress_is_left_alone() -> None:
+    run_processes(incompressible, 2)
+
+
+def failing(rank: int) -> str:
+    model = wide(rank)
+    handle = cgx.compress(model, "auto", throttle_bit_s=_SLOW)
+    if rank == 1:
+        handle.session.close()  # as if its connections broke between two steps
+    for _ in range(20):
+        try:
+            model.zero_grad()
+            model(torch.ones(4, 128)).mean().backward()
+        except cgx.TransportError as error:
+            return str(error)
+    return "no error"
+
+
+def test_a_failure_reaches_every_rank_and_ends_the_session() -> None:
+    for told in run_processes(failing, 2):
+        assert told != "no error"
+
+
+def resumed(rank: int) -> None:
+    torch.manual_seed(0)
+    slow_model, fast_model = wide(rank), wide(rank)
+    slow_handle = cgx.compress(slow_model, "auto", throttle_bit_s=_SLOW)
+    fast_handle = cgx.compress(fast_model, "auto")
+    for number in range(3):
+        x = torch.randn(4, 128, generator=torch.Generator().manual_seed(number))
+        slow_model(x).mean().backward()
+    for one, other in ((slow_handle, fast_handle), (fast_handle, slow_handle)):
+        one.load_state_dict(other.state_dict())
+    assert not any("probe" in name for name in slow_handle.state_dict()["reduction_index"])
+
+
+def test_a_state_taken_where_it_compressed_loads_where_it_does_not_and_back() -> None:
+    run_processes(resumed, 2)
 
 
 def test_all_reduce_chooses_by_size_and_all_ranks_alike() -> None:

@@ -4,8 +4,9 @@ Between two yields a reducer computes and posts; it never blocks. The pipeline w
 the generators of all pieces in one agreed order, so that every lane carries the pieces in the same order on all ranks.
 All ranks yield the same number of works for a piece, and its last one is ``Last``.
 
-In the first stage of a piece nothing but the reduction's ticket is posted: how far ahead of another reduction it runs
-differs from rank to rank.
+How far a reduction runs ahead of the one before it differs from rank to rank, so until that one has posted everything
+the pipeline grants it two ticks, in which it may post its ticket and nothing else. Pieces started in these ticks yield
+the ticket first. From tick 2 on the ticket is through, and a piece posts its first payload in its first stage.
 
 Laws (``tests/conformance``): all ranks end bit-identical; sums run in an order that the algorithm fixes; inputs whose
 blocks and sums are fixed points of the codecs give the exact sum; every element is reduced exactly once; bytes sent
@@ -107,8 +108,12 @@ class Reduction:
 
     @property
     def scale(self) -> float:
-        """Factor of the sum."""
-        return 1.0 / self.scatter_lane.world_size if self.op is Op.AVG else 1.0
+        """Factor of the sum over all ranks."""
+        return self.scale_of(self.scatter_lane.world_size)
+
+    def scale_of(self, ranks: int) -> float:
+        """Factor of a sum over ``ranks`` ranks, or over as many means: with AVG it becomes their mean."""
+        return 1.0 / ranks if self.op is Op.AVG else 1.0
 
     def open_ticket(self) -> Ticket:
         """The reduction's ticket, posted by whoever asks first; to be waited for before anything else is posted."""

@@ -23,7 +23,8 @@ class Hierarchical:
     """Reducer for several ranks a node; its layouts are cut with a spec for inside the node.
 
     Partial sums stay in fp32 (in the buffer itself when it is fp32, else in a copy); between nodes ``identity`` rounds
-    them to the buffer's dtype. What encoding them loses belongs to no single rank: it keeps no residuals.
+    them to the buffer's dtype. A mean is taken level by level, so that a node's part fits that dtype if the ranks' do.
+    What encoding partial sums loses belongs to no single rank: it keeps no residuals.
 
     Cost, for ``N`` nodes of ``R`` ranks: four steps; per rank ``(R - 1) / R`` of a copy under the spec inside the node,
     ``(N - 1) / W`` of a copy in each phase between nodes, and ``(R - 1) / R`` of a phase-two copy inside. A node sends
@@ -40,14 +41,17 @@ class Hierarchical:
         mates, column = self._nodes.local_peers(rank), self._nodes.column_peers(rank)
         columns = {mate: [chunks[peer] for peer in self._nodes.column_peers(mate)] for mate in mates}
         partial = reduction.in_fp32(piece.extent)
-        yield from scatter_sum(mates, list(columns.values()), piece, reduction, phase=LOCAL, own=partial)
+        yield from scatter_sum(
+            mates, list(columns.values()), piece, reduction,
+            phase=LOCAL, own=partial, scale=reduction.scale_of(len(mates)),
+        )  # fmt: skip
         # The column's payloads of phase two come to lie one after another, ready to be forwarded.
         whole = pool.take(sum(chunks[peer].gather_nbytes for peer in column))
         ends = np.cumsum([chunks[peer].gather_nbytes for peer in column]).tolist()
         slots = {peer: whole[end - chunks[peer].gather_nbytes : end] for peer, end in zip(column, ends, strict=True)}
         payload = yield from scatter_sum(
             column, [[chunks[peer]] for peer in column], piece, reduction, phase=SCATTER, own=partial,
-            into=GATHER, wire_out=slots.pop(rank), scale=reduction.scale,
+            into=GATHER, wire_out=slots.pop(rank), scale=reduction.scale_of(len(column)),
         )  # fmt: skip
         work, received = yield from post(dict.fromkeys(slots, payload), slots, reduction.gather_lane, piece, GATHER)
         yield work

@@ -75,7 +75,10 @@ class _Running:
 
     @property
     def waits_next(self) -> bool:
-        """True when the next tick may wait for a peer: a piece's first stage never does."""
+        """True when the next tick may wait for a peer and post payloads.
+
+        At the ticks before nothing is due, and the pieces that start there post the reduction's ticket alone.
+        """
         return self._tick >= DEPTH
 
     @property
@@ -139,6 +142,14 @@ class Pipeline:
                 "this session is broken by an earlier failure and reduces nothing more; restart the job from its last "
                 f"checkpoint (first failure: {self._error})"
             )
+
+    def fail(self, error: BaseException) -> None:
+        """Breaks the pipeline, once, as a failing job would: an exchange beside it failed."""
+        with self._lock:
+            is_first, self._error = self._error is None, self._error or error
+        if is_first:
+            with suppress(Exception):  # the failure at hand is the one to report
+                self._on_failure()
 
     def close(self, timeout_seconds: float) -> None:
         """Lets queued jobs finish and ends the thread."""

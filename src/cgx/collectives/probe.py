@@ -93,7 +93,7 @@ def measure_link(lane: Transport, peers: Sequence[int]) -> Line:
 def glance(lane: Transport, nbytes: int) -> float:
     """Seconds of one exchange of ``nbytes`` with all others; on the slowest rank."""
     run = _exchange(lane, range(lane.world_size), nbytes)
-    agree_on_slowest([0.0], lane)  # start together
+    _exchange(lane, range(lane.world_size), nbytes // 8)()  # opens the congestion window again; starts together
     start = time.perf_counter()
     run()
     return agree_on_slowest([time.perf_counter() - start], lane)[0]
@@ -102,9 +102,9 @@ def glance(lane: Transport, nbytes: int) -> float:
 def _exchange(lane: Transport, peers: Sequence[int], nbytes: int) -> Callable[[], None]:
     others = [peer for peer in peers if peer != lane.rank]
     share = max(1, nbytes // len(others))
-    send = np.zeros(share, np.uint8)
+    send = np.ones(share, np.uint8)  # ones, not zeros: memory that nobody wrote to would be paged in on the clock
     sends = [send if peer in others else None for peer in range(lane.world_size)]
-    heard = [np.zeros(share, np.uint8) if peer in others else None for peer in range(lane.world_size)]
+    heard = [np.ones(share, np.uint8) if peer in others else None for peer in range(lane.world_size)]
     return lambda: lane.all_to_all(sends, heard, Channel.CONTROL).wait()
 
 

@@ -14,6 +14,7 @@ from cgx.core.wire import WIRE_VERSION
 from cgx.errors import SpecError
 
 MIN_COMPRESSED_NUMEL = 1024
+OFF = "off"  # the plan in which nothing is compressed
 How = str | Spec | PhaseSpecs | Mapping[str, "str | Spec | PhaseSpecs"]
 
 
@@ -54,7 +55,7 @@ def to_specs(spec: object) -> PhaseSpecs:
     """
     match spec:
         case str():
-            return EXACT if spec == "off" else parse_specs(spec)
+            return EXACT if spec == OFF else parse_specs(spec)
         case PhaseSpecs():
             return spec
         case _ if hasattr(spec, "__dataclass_fields__"):

@@ -18,28 +18,40 @@ class Auto:
     Args:
         choice: What is in use: ``off`` or a spec.
         is_settled: False while candidates are on trial.
-        predicted_seconds: By candidate: link and codec time of a step's gradients if nothing overlapped.
+        link: What was measured of the link.
+        expected_seconds: By candidate: link and codec time of a step's gradients if nothing overlapped.
         step_seconds: By candidate that was tried: median time of a step.
-        exposed_seconds: By candidate that was tried: what of a step was spent waiting for gradients.
+        expected_wait_seconds: By candidate that was tried: what of a step was predicted to be waiting for gradients.
+        wait_seconds: By candidate that was tried: what of a step was.
         history: Every decision in a line, with its numbers.
     """
 
     choice: str
     is_settled: bool
-    predicted_seconds: Mapping[str, float]
+    link: str
+    expected_seconds: Mapping[str, float]
     step_seconds: Mapping[str, float]
-    exposed_seconds: Mapping[str, float]
+    expected_wait_seconds: Mapping[str, float]
+    wait_seconds: Mapping[str, float]
     history: tuple[str, ...]
 
     def rows(self) -> list[tuple[str, str]]:
         """For a table: the candidates with their numbers, then the decisions."""
-        rows = [("auto", self.choice if self.is_settled else f"{self.choice}, on trial")]
-        for name, predicted in self.predicted_seconds.items():
-            step, exposed = self.step_seconds.get(name), self.exposed_seconds.get(name)
-            seen = "" if step is None else f", a step {step * 1e3:.3g} ms"
-            waited = "" if exposed is None else f" of which {exposed * 1e3:.3g} ms waiting"
-            rows.append((f"  {name}", f"predicted {predicted * 1e3:.3g} ms on link and codec{seen}{waited}"))
+        rows = [("auto", self.choice if self.is_settled else f"{self.choice}, on trial"), ("link", self.link)]
+        for name, expected in self.expected_seconds.items():
+            text = f"{_ms(expected)} on link and codec expected"
+            if name in self.step_seconds:
+                text += f"; a step took {_ms(self.step_seconds[name])}"
+            if name in self.wait_seconds:
+                text += f", {_ms(self.wait_seconds[name])} of it waiting"
+            if name in self.expected_wait_seconds:
+                text += f" ({_ms(self.expected_wait_seconds[name])} expected)"
+            rows.append((f"  {name}", text))
         return rows + [("", line) for line in self.history]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
 
 
 @final

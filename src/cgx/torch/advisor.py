@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -15,7 +16,7 @@ from cgx.collectives.probe import agree_on_slowest, glance, probe
 from cgx.compressors.registry import compressor_for
 from cgx.core.algorithm import Algorithm
 from cgx.core.plan import Parameter, to_specs
-from cgx.core.spec import PhaseSpecs
+from cgx.core.spec import EXACT, PhaseSpecs
 from cgx.policies.cost import (
     Measured,
     Work,
@@ -30,6 +31,22 @@ _LITTLE = Parameter("cgx.probe", (1, 2048), "fp32")
 _GLANCE_SECONDS = 0.008  # beyond what a token bucket or a switch's buffer lets through at once
 _GLANCE_NBYTES = (1 << 16, 1 << 24)
 _CHANGED = 1.6  # times slower or faster: more than a busy neighbour or the clock of a processor explains
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a reduction has to move.
+
+    Args:
+        numel: Elements that plans compress.
+        exact_nbytes: Bytes of the others: vectors, small tensors, foreign dtypes.
+        raw_nbytes: All bytes.
+    """
+
+    numel: int
+    exact_nbytes: int
+    raw_nbytes: int
 
 
 @final
@@ -56,26 +73,28 @@ class Advisor:
         self._session = session
         self._specs = {name: to_specs(name) for name in plans}
         self.plans = tuple(plans)
-        session.register([_LITTLE], {name: {_LITTLE.name: specs} for name, specs in self._specs.items()})
+        with session.exchange():
+            session.register([_LITTLE], {name: {_LITTLE.name: specs} for name, specs in self._specs.items()})
         nodes = session.nodes
         self._nodes = nodes if isinstance(nodes, Nodes) else None
         self.algorithms: tuple[Algorithm, ...] = ("all_gather", "scatter_reduce")
         if self._nodes is not None:
             self.algorithms += ("hierarchical",)
         self._little = torch.zeros(_LITTLE.shape).view(-1)
-        self._advice: dict[tuple[str, int, int], Advice] = {}
+        self._advice: dict[tuple[str, Load], Advice] = {}
         self.measured = self.probe()
 
     def probe(self) -> Measured:
         """Measures everything anew; collective, while the session is idle."""
         self._advice.clear()
-        self.measured = probe(
-            self._session.scatter_lane,
-            {name: specs.scatter for name, specs in self._specs.items()},
-            nodes=self._nodes,
-            reduce_little=self._reduce_little,
-            algorithms=self.algorithms,
-        )
+        with self._session.exchange():
+            self.measured = probe(
+                self._session.scatter_lane,
+                {name: specs.scatter for name, specs in self._specs.items()},
+                nodes=self._nodes,
+                reduce_little=self._reduce_little,
+                algorithms=self.algorithms,
+            )
         return self.measured
 
     def link_has_changed(self) -> bool:
@@ -84,7 +103,9 @@ class Advisor:
         nbytes = round(min(max(_GLANCE_SECONDS / before.byte_s, _GLANCE_NBYTES[0]), _GLANCE_NBYTES[1]))
         lane = self._session.scatter_lane
         for _ in range(2):  # one hiccup is no change
-            if 1 / _CHANGED < glance(lane, nbytes) / before.seconds(nbytes) < _CHANGED:
+            with self._session.exchange():
+                seconds = glance(lane, nbytes)
+            if 1 / _CHANGED < seconds / before.seconds(nbytes) < _CHANGED:
                 return False
         return not 1 / _CHANGED < self.probe().flat.byte_s / before.byte_s < _CHANGED
 
@@ -93,28 +114,29 @@ class Advisor:
         return exact_seconds(self.measured, raw_nbytes)
 
     def exact_floor(self, raw_nbytes: int) -> float:
-        """Seconds that the bytes of an exact all-reduce need on the wire at the very least."""
-        return exact_floor_seconds(self.measured, raw_nbytes)
+        """Seconds that the bytes of an exact all-reduce need on the wire, were it as fast as can go unnoticed."""
+        return exact_floor_seconds(self.measured, raw_nbytes) / _CHANGED
 
-    def predict(self, plan: str, algorithm: Algorithm, *, numel: int, raw_nbytes: int) -> float:
+    def predict(self, plan: str, algorithm: Algorithm, load: Load) -> float:
         """Predicted seconds of a compressed reduction that nothing overlaps with."""
-        return compressed_seconds(self.measured, algorithm, plan, _work(self._specs[plan], numel, raw_nbytes))
+        return compressed_seconds(self.measured, algorithm, plan, _work(self._specs[plan], load))
 
-    def best(self, plan: str, *, numel: int, raw_nbytes: int) -> Advice:
+    def best(self, plan: str, load: Load) -> Advice:
         """The fastest way to reduce a buffer within ``plan``; exact where compression only costs."""
-        key = (plan, numel, raw_nbytes)
+        key = (plan, load)
         if key not in self._advice:
-            seconds = {a: self.predict(plan, a, numel=numel, raw_nbytes=raw_nbytes) for a in self.algorithms}
-            fastest = min(seconds, key=lambda algorithm: seconds[algorithm])
-            exact = self.exact(raw_nbytes)
-            self._advice[key] = (
-                Advice(None, exact) if exact <= seconds[fastest] else Advice(Method(plan, fastest), seconds[fastest])
-            )
+            advice = Advice(None, self.exact(load.raw_nbytes))
+            for algorithm in self.algorithms if load.numel else ():
+                seconds = self.predict(plan, algorithm, load)
+                if seconds < advice.seconds:
+                    advice = Advice(Method(plan, algorithm), seconds)
+            self._advice[key] = advice
         return self._advice[key]
 
     def agree(self, seconds: Sequence[float]) -> list[float]:
         """The slowest rank's values, on every rank; collective."""
-        return agree_on_slowest(seconds, self._session.scatter_lane)
+        with self._session.exchange():
+            return agree_on_slowest(seconds, self._session.scatter_lane)
 
     def _reduce_little(self, algorithm: Algorithm) -> None:
         session = self._session
@@ -129,7 +151,15 @@ class Advisor:
         return f"{link.bit_s / 1e9:.3g} Gbit/s, {link.fixed_s * 1e3:.2g} ms"
 
 
-def _work(specs: PhaseSpecs, numel: int, raw_nbytes: int) -> Work:
-    copies = [compressor_for(spec).row_nbytes(numel, "fp32") for spec in (specs.scatter, specs.gather)]
-    pieces = -(-raw_nbytes // default_piece_nbytes(raw_nbytes))
-    return Work(numel, raw_nbytes, sum(copies) / len(copies), max(1, pieces))
+def _work(specs: PhaseSpecs, load: Load) -> Work:
+    copies = [compressor_for(spec).row_nbytes(load.numel, "fp32") for spec in (specs.scatter, specs.gather)]
+    pieces = -(-load.raw_nbytes // default_piece_nbytes(load.raw_nbytes))
+    return Work(load.numel, load.raw_nbytes, sum(copies) / len(copies) + load.exact_nbytes, max(1, pieces))
+
+
+def load_of(session: Session, names: Sequence[str], raw_nbytes: int) -> Load:
+    """What a buffer of these parameters has to move."""
+    specs, shapes = session.plans[SPECS[-1]], session.shapes
+    numels = {name: math.prod(shapes[name]) for name in names}
+    compressed = sum(numel for name, numel in numels.items() if specs[name] != EXACT)
+    return Load(compressed, raw_nbytes - raw_nbytes * compressed // max(1, sum(numels.values())), raw_nbytes)

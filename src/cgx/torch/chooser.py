@@ -7,26 +7,28 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 import torch
 import torch.distributed as dist
 
+from cgx.collectives.agreement import agree
 from cgx.collectives.base import Op
 from cgx.collectives.exact import divide
 from cgx.collectives.probe import agree_on_fastest
 from cgx.core.algorithm import Algorithm
+from cgx.core.plan import OFF
 from cgx.policies.race import Candidate, Race
-from cgx.torch.advisor import SPECS, Advisor
+from cgx.torch.advisor import SPECS, Advisor, Load
 from cgx.torch.session import Session
 
-OFF = "off"
 _ROUNDS = 4
 _TURN_SECONDS, _TURN_CALLS = 0.05, (3, 10)
 _LOOK_CALLS, _LOOK_LAST = 256, 16  # so seldom are calls compared with those at the decision, and so many of them
 _DRIFT = 1.5
 
 Reduce = Callable[[Mapping[str, torch.Tensor], Op, str, Algorithm], None]
+Signature = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
 
 @final
@@ -39,7 +41,7 @@ class _SizeClass:
     seconds: list[float] = field(default_factory=list)
     turn_calls: int = _TURN_CALLS[0]
     skip: int = 1  # calls that compile, connect or page in
-    settled_seconds: float = 0.0
+    settled_seconds: float | None = None
 
 
 @final
@@ -57,82 +59,92 @@ class Chooser:
     def __init__(self, session: Session, group: dist.ProcessGroup, reduce: Reduce) -> None:
         self._session, self._group, self._reduce = session, group, reduce
         self._advisor = Advisor(session, SPECS)
-        self._classes: dict[tuple[int, int], _SizeClass] = {}
+        self._classes: dict[int, _SizeClass] = {}
+        self._agreed: dict[Signature, int] = {}
 
     def reduce(self, named: Mapping[str, torch.Tensor], op: Op) -> None:
-        """Reduces in place and waits."""
-        raw_nbytes = sum(tensor.nbytes for tensor in named.values())
-        key = (raw_nbytes.bit_length(), len(named))
-        known = self._classes.get(key)
-        if known is None:
-            known = self._classes[key] = self._open(raw_nbytes)
+        """Reduces in place and waits.
+
+        Raises:
+            PlanMismatchError: Ranks gave different names, shapes or dtypes the first time this rank gave these.
+            TransportError: A peer is lost or silent.
+        """
+        known = self._class_of(named)
         spec, algorithm = known.ways[known.race.current]
         start = time.perf_counter()
         if spec == OFF:
             self._reduce_exactly(named, op)
         else:
             self._reduce(named, op, spec, algorithm)
-        self._learn(known, time.perf_counter() - start, raw_nbytes)
+        self._learn(known, time.perf_counter() - start)
 
-    def choice(self, raw_nbytes: int, tensors: int = 1) -> str:
+    def choice(self, raw_nbytes: int) -> str:
         """What is in use for messages of this size: ``off``, or spec and algorithm, and whether it is on trial."""
-        known = self._classes.get((raw_nbytes.bit_length(), tensors))
+        known = self._classes.get(raw_nbytes.bit_length())
         if known is None:
             return "not chosen yet"
         spec, algorithm = known.ways[known.race.current]
         name = OFF if spec == OFF else f"{spec} by {algorithm}"
         return name if known.race.is_settled else f"{name}, on trial"
 
+    def _class_of(self, named: Mapping[str, torch.Tensor]) -> _SizeClass:
+        signature = tuple([(name, tensor.shape, tensor.dtype) for name, tensor in named.items()])
+        raw_nbytes = self._agreed.get(signature)
+        if raw_nbytes is None:
+            # The engine would add up what does not belong together, or end the process.
+            with self._session.exchange():
+                agree([str(line) for line in signature], self._session.scatter_lane, about="the tensors to reduce")
+            raw_nbytes = self._agreed[signature] = sum(tensor.nbytes for tensor in named.values())
+        known = self._classes.get(raw_nbytes.bit_length())
+        if known is None:
+            known = self._classes[raw_nbytes.bit_length()] = self._open(raw_nbytes)
+        return known
+
     def _open(self, raw_nbytes: int) -> _SizeClass:
-        advisor, numel = self._advisor, raw_nbytes // 4
+        load = Load(raw_nbytes // 4, 0, raw_nbytes)
         ways: list[tuple[str, Algorithm]] = [(OFF, "scatter_reduce")]
-        candidates = [Candidate(OFF, advisor.exact(raw_nbytes))]
+        candidates = [Candidate(OFF, self._advisor.exact(raw_nbytes))]
         for spec in SPECS:
-            for algorithm in advisor.algorithms:
+            for algorithm in self._advisor.algorithms:
                 ways.append((spec, algorithm))
-                seconds = advisor.predict(spec, algorithm, numel=numel, raw_nbytes=raw_nbytes)
+                seconds = self._advisor.predict(spec, algorithm, load)
                 candidates.append(Candidate(f"{spec} by {algorithm}", seconds))
         return _SizeClass(tuple(ways), Race(candidates, rounds=_ROUNDS))
 
-    def _learn(self, known: _SizeClass, seconds: float, raw_nbytes: int) -> None:
+    def _learn(self, known: _SizeClass, seconds: float) -> None:
         if known.skip:
             known.skip -= 1
             return
         known.seconds.append(seconds)
         if known.race.is_settled:
             if len(known.seconds) >= _LOOK_CALLS:
-                self._look(known, raw_nbytes)
-            return
-        if len(known.seconds) < known.turn_calls:
-            return
-        race, median_s = known.race, self._agreed(known.seconds)
-        before = race.current
-        race.record(median_s)
-        known.seconds.clear()
-        known.turn_calls = min(max(math.ceil(_TURN_SECONDS / median_s), _TURN_CALLS[0]), _TURN_CALLS[1])
-        known.skip = int(race.current != before)
-        known.settled_seconds = min(race.seconds.values())
+                self._look(known)
+        elif len(known.seconds) >= known.turn_calls:
+            race, median_s = known.race, self._agree_on_median(known.seconds)
+            before = race.current
+            race.record(median_s)
+            known.seconds.clear()
+            known.turn_calls = min(max(math.ceil(_TURN_SECONDS / median_s), _TURN_CALLS[0]), _TURN_CALLS[1])
+            known.skip = int(race.current != before)
 
-    def _look(self, known: _SizeClass, raw_nbytes: int) -> None:
+    def _look(self, known: _SizeClass) -> None:
         """Are calls still as fast as when this was decided? If not, and the link is to blame, decide anew."""
-        median_s = self._agreed(known.seconds[-_LOOK_LAST:])
+        median_s = self._agree_on_median(known.seconds[-_LOOK_LAST:])
         known.seconds.clear()
-        if 1 / _DRIFT < median_s / known.settled_seconds < _DRIFT:
-            return
-        known.settled_seconds = median_s
-        if self._advisor.link_has_changed():
-            self._classes = {key: entry for key, entry in self._classes.items() if entry is not known}
+        before, known.settled_seconds = known.settled_seconds or median_s, median_s
+        if not 1 / _DRIFT < median_s / before < _DRIFT and self._advisor.link_has_changed():
+            self._classes.clear()
 
-    def _agreed(self, seconds: list[float]) -> float:
-        return statistics.median(agree_on_fastest(seconds, self._session.scatter_lane))
+    def _agree_on_median(self, seconds: list[float]) -> float:
+        with self._session.exchange():
+            return statistics.median(agree_on_fastest(seconds, self._session.scatter_lane))
 
     def _reduce_exactly(self, named: Mapping[str, torch.Tensor], op: Op) -> None:
-        works: list[Any] = []
         for tensor in named.values():
-            part = tensor.detach()
+            part = tensor.detach()  # weights are leaves that may not be written otherwise
+            flat = part if part.is_contiguous() else part.contiguous()  # the engine looks at memory, not at strides
             if op is Op.AVG:
-                divide(part, self._group.size())
-            works.append(dist.all_reduce(part, group=self._group, async_op=len(named) > 1))
-        for work in works:
-            if work is not None:
-                work.wait()
+                divide(flat, self._group.size())
+            dist.all_reduce(flat, group=self._group)
+            if flat is not part:
+                part.copy_(flat)

@@ -3,9 +3,8 @@
 # No postponed evaluation of annotations here: DDP inspects the hook's.
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, final
 
@@ -17,98 +16,20 @@ from torch.nn.parallel import DistributedDataParallel
 from cgx.collectives.base import Op
 from cgx.collectives.exact import divide
 from cgx.core.algorithm import Algorithm
-from cgx.core.plan import How, Parameter, choose_specs
+from cgx.core.plan import OFF, How, Parameter, choose_specs
 from cgx.core.spec import parse_spec
-from cgx.errors import CgxError, SpecError, TransportError
-from cgx.telemetry.summary import Report, count_specs
-from cgx.torch.advisor import SPECS, Advisor
+from cgx.errors import CgxError, SpecError
+from cgx.torch.advisor import SPECS, Advisor, Load, load_of
 from cgx.torch.compat import DTYPES, at_end_of_backward
+from cgx.torch.handle import Handle
 from cgx.torch.session import GIVEN, Method, Pending, Session
 from cgx.torch.tensors import check_tensor
-from cgx.torch.tuner import OFF, Tuner, auto_plans
+from cgx.torch.tuner import Tuner, auto_plans
 
 _LOG = logging.getLogger("cgx")
 _ATTRIBUTE = "_cgx_hook"
+AUTO = "auto"
 _FIRST_BUCKET_NBYTES = 1 << 20  # DDP's default, so that the first reduction starts early
-
-
-@final
-class Handle:
-    """What ``cgx.compress`` returns: the report, the state and the way back."""
-
-    def __init__(
-        self, session: Session | None, names: Mapping[int, str], hook: "_Hook", tuner: Tuner | None = None
-    ) -> None:
-        self._session, self._names, self._hook, self._tuner = session, names, hook, tuner
-
-    def report(self) -> Report:
-        """Totals of this rank so far (zeros when nothing is compressed); ``print(handle.report())`` shows a table."""
-        off = {OFF: len(self._names)}
-        if self._tuner is None:
-            return (
-                self._session.report() if self._session else Report(self._hook.group.size(), 0, 0, 0, 0, 0.0, off, None)
-            )
-        auto = self._tuner.report()
-        if self._session is None:
-            return Report(self._hook.group.size(), 0, 0, 0, 0, 0.0, off, None, auto)
-        chosen = self._session.plans[auto.choice]
-        plan = count_specs({name: chosen[name] for name in self._names.values()})
-        return replace(self._session.report(), auto=auto, plan=plan)
-
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's state: reduction counters and, with error feedback, residuals; loads with ``weights_only=True``.
-
-        Local, not collective: save one file per rank. Load it on the same rank of a group of the same size.
-        """
-        session = self._session
-        state: dict[str, Any] = {"version": 1, "world_size": self._hook.group.size(), "residual": {}}
-        if session is None:
-            return state | {"seed": None, "reduction_index": {}}
-        indices = dict(zip(session.shapes, session.reduction_index.tolist(), strict=True))
-        state |= {"seed": session.seed, "reduction_index": indices}
-        if session.residual is not None:
-            for name, at in session.state_offsets.items():
-                shape = session.shapes[name]
-                flat = torch.from_numpy(session.residual)[at : at + _numel(shape)]
-                state["residual"][name] = flat.view(shape).clone()
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues where ``state_dict`` was taken, bit for bit.
-
-        Raises:
-            SpecError: The state is of another model, seed, world size or residual setting; nothing is changed.
-        """
-        mine = self.state_dict()
-        for field in ("version", "world_size", "seed"):
-            if mine[field] != state.get(field):
-                raise SpecError(f"this state does not fit: {field} here {mine[field]}, in it {state.get(field)}")
-        for field in ("reduction_index", "residual"):
-            ours, theirs = set(mine[field]), set(state.get(field, {}))
-            if ours != theirs:
-                raise SpecError(f"this state does not fit: {field} differs in {sorted(ours ^ theirs)[:5]}")
-        for name, tensor in mine["residual"].items():
-            if tensor.shape != state["residual"][name].shape:
-                raise SpecError(
-                    f"this state does not fit: residual of {name} has shape {list(state['residual'][name].shape)}, "
-                    f"the parameter {list(tensor.shape)}"
-                )
-        session = self._session
-        if session is None:
-            return
-        session.reduction_index[:] = [state["reduction_index"][name] for name in session.shapes]
-        if session.residual is not None:
-            for name, at in session.state_offsets.items():
-                flat = state["residual"][name].reshape(-1)
-                session.residual[at : at + len(flat)] = flat.numpy()
-
-    def remove(self) -> None:
-        """Back to exact gradients: the hook stays (DDP cannot drop one) and all-reduces as stock DDP does."""
-        session, self._session = self._session, None
-        if self._hook.handle is self:
-            self._hook.handle = None
-        if session is not None:
-            session.close()
 
 
 @final
@@ -119,7 +40,7 @@ class _Hook:
         self.group: dist.ProcessGroup = model.process_group
         self.handle: Handle | None = None
         self._model, self._is_registered = model, False
-        self._last_index = 0
+        self._index = self._last_index = 0
         setattr(model, _ATTRIBUTE, self)
 
     def register(self) -> None:
@@ -142,56 +63,50 @@ class _Hook:
         if self.group.size() == 1:
             future.set_result(buffer)
             return future
-        session = self.handle._session if self.handle is not None else None
-        if session is None:
+        handle = self.handle
+        session = None if handle is None else handle.session
+        if handle is None or session is None:
             return _native_mean(buffer, self.group)
-        names, shapes = self._parameters(bucket)
-        tuner = self.handle._tuner if self.handle is not None else None
+        names, shapes = handle.parameters(bucket)
         try:
-            method = session.method
-            if tuner is not None:
-                if bucket.index() == 0:
-                    tuner.begin_step()
-                chosen = tuner.method(numel=buffer.numel(), raw_nbytes=buffer.nbytes)
-                if chosen is None and session.throttle_bit_s is None:
-                    return _timed(session, _native_mean(buffer, self.group), buffer)
-                method = Method(OFF, method.algorithm) if chosen is None else chosen
+            method = self._method(bucket, handle, session, names)
+            if method is None and session.throttle_bit_s is None:
+                return _timed(session, _native_mean(buffer, self.group), buffer)
             pending = session.reduce_flat(
                 buffer,
                 names,
                 shapes,
                 Op.AVG,
                 label=f"bucket {bucket.index()}, reduction {session.reductions}",
-                method=method,
+                method=method or Method(OFF, "scatter_reduce"),
                 is_awaited=self._is_awaited(bucket),
                 on_done=lambda: future.set_result(buffer),
             )
-        except TransportError as error:
+        except CgxError as error:
             future.set_result(buffer)
             at_end_of_backward(partial(at_end_of_backward, partial(_throw, error)))
         else:
             at_end_of_backward(partial(_settle, session, pending))
         return future
 
+    def _method(self, bucket: GradBucket, handle: Handle, session: Session, names: Sequence[str]) -> Method | None:
+        """How a bucket travels; None is the engine's own all-reduce."""
+        tuner = handle.tuner
+        if tuner is None:
+            return session.method
+        if bucket.index() <= self._index:  # the first of a step, whichever DDP leaves out
+            tuner.begin_step()
+        self._index = bucket.index()
+        session.check()
+        if bucket.buffer().is_sparse:
+            return None
+        return tuner.method(handle.load(tuple(names), bucket.buffer().nbytes))
+
     def _is_awaited(self, bucket: GradBucket) -> bool:
         """True for a step's last two buckets: both are ready when the backward pass ends, or nearly so."""
         if bucket.is_last():
             self._last_index = bucket.index()
         return bucket.index() >= self._last_index - 1
-
-    def _parameters(self, bucket: GradBucket) -> tuple[list[str], list[tuple[int, ...]]]:
-        names = []
-        for parameter in bucket.parameters():
-            name = self.handle._names.get(id(parameter)) if self.handle is not None else None
-            if name is None:
-                raise SpecError(
-                    f"DDP reduces a parameter of shape {tuple(parameter.shape)} that the model did not have when "
-                    "cgx.compress was called; call cgx.compress after the model is complete"
-                )
-            names.append(name)
-        # Flat shapes in buffer order: strides differ under channels_last, memory order does not.
-        shapes = [tuple(parameter.shape) for parameter in bucket.parameters()]
-        return names, shapes
 
 
 def _settle(session: Session, pending: Pending) -> None:
@@ -233,10 +148,6 @@ def _reduce_bucket(state: _Hook, bucket: GradBucket) -> torch.futures.Future[tor
     return state.reduce_bucket(bucket)
 
 
-def _numel(shape: tuple[int, ...]) -> int:
-    return int(torch.Size(shape).numel())
-
-
 def compress(
     model: DistributedDataParallel,
     how: How = "uniform:4",
@@ -265,7 +176,7 @@ def compress(
         throttle_bit_s: Model a link of this many bits per second, to see what compression would gain on it.
         piece_nbytes: Gradient bytes that move through the pipeline together; None chooses by the size of the bucket.
         algorithm: ``scatter_reduce`` (any size), ``all_gather`` (one step: small messages, few ranks),
-            ``hierarchical`` (several ranks a node) or ``ring``; ``"auto"`` chooses by itself.
+            ``hierarchical`` (several ranks a node) or ``ring``; of no account when ``how`` is ``"auto"``.
         intra: Spec that the hierarchical algorithm uses inside a node.
 
     Returns:
@@ -277,7 +188,7 @@ def compress(
         PlanMismatchError: Ranks disagree about model or options.
 
     Cost:
-        Per step and rank ``2 (W - 1) / W`` of one compressed copy of the gradient, 4.25 bits per element by default.
+        By default per step and rank ``2 (W - 1) / W`` of one compressed copy of the gradient, 4.25 bits per element.
 
     Example:
         >>> import torch, torch.distributed as dist, cgx
@@ -304,7 +215,7 @@ def compress(
     for name, parameter in named.items():
         check_tensor(name, parameter)
     parameters = [Parameter(n, tuple(p.shape), DTYPES.get(p.dtype, str(p.dtype))) for n, p in named.items()]
-    is_auto = how == "auto"
+    is_auto, inside = how == AUTO, parse_spec(intra)
     if is_auto and error_feedback:
         raise SpecError(
             "error feedback is asked for with how='auto', which changes specs and algorithms on the way, so residuals "
@@ -315,39 +226,42 @@ def compress(
         hook = _Hook(model)
     if not is_auto:
         hook.register()  # before connections are opened: it may be refused
+    names = {id(parameter): name for name, parameter in named.items()}
     session = tuner = None
-    if hook.group.size() > 1 and (how != "off" or throttle_bit_s is not None):
+    if hook.group.size() > 1 and (how != OFF or throttle_bit_s is not None):
         session = Session(
             hook.group,
             parameters,
             plans,
             algorithm=algorithm,
-            intra=parse_spec(intra),
+            intra=inside,
             seed=seed,
             has_error_feedback=error_feedback,
             throttle_bit_s=throttle_bit_s,
             piece_nbytes=piece_nbytes,
         )
         if is_auto:
-            tuner = Tuner(session, Advisor(session, SPECS), _buckets_to_come(model))
-            if tuner.is_worth_a_hook or throttle_bit_s is not None:
-                hook.register()
-            else:
+            try:
+                tuner = Tuner(session, Advisor(session, SPECS), _loads_to_come(model, session, names))
+                if tuner.is_worth_a_hook:
+                    hook.register()
+            except CgxError:
+                session.close()
+                raise
+            if not tuner.is_worth_a_hook:
                 session.close()
                 session = None
-    hook.handle = Handle(session, {id(p): name for name, p in named.items()}, hook, tuner)
+    hook.handle = Handle(session, names, hook, tuner)
     return hook.handle
 
 
-def _buckets_to_come(model: DistributedDataParallel) -> list[tuple[int, int]]:
-    """Elements and bytes of the buckets DDP will make: gradients come in reverse order, the first bucket is small."""
-    trained = [p for p in model.module.parameters() if p.requires_grad]
-    buckets = [(0, 0)]
+def _loads_to_come(model: DistributedDataParallel, session: Session, names: Mapping[int, str]) -> list[Load]:
+    """The buckets DDP will make: gradients come in reverse order, and the first bucket is small."""
+    buckets: list[tuple[tuple[str, ...], int]] = [((), 0)]
     caps = (_FIRST_BUCKET_NBYTES, model.bucket_bytes_cap)
-    for parameter in reversed(trained):
-        numel, nbytes = buckets[-1]
-        if nbytes >= caps[min(len(buckets) - 1, 1)]:
-            buckets.append((0, 0))
-            numel = nbytes = 0
-        buckets[-1] = numel + parameter.numel(), nbytes + parameter.nbytes
-    return buckets
+    for parameter in reversed([p for p in model.module.parameters() if p.requires_grad]):
+        if buckets[-1][1] >= caps[min(len(buckets) - 1, 1)]:
+            buckets.append(((), 0))
+        inside, nbytes = buckets[-1]
+        buckets[-1] = (*inside, names[id(parameter)]), nbytes + parameter.nbytes
+    return [load_of(session, inside, nbytes) for inside, nbytes in buckets]

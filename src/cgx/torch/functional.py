@@ -14,7 +14,7 @@ from cgx.core.spec import PhaseSpecs, Spec
 from cgx.errors import SpecError
 from cgx.torch.chooser import Chooser
 from cgx.torch.compat import DTYPES
-from cgx.torch.session import GIVEN, Method, Session
+from cgx.torch.session import GIVEN, Method, Session, check_algorithm
 from cgx.torch.tensors import check_tensor
 
 _sessions: dict[int, tuple[dist.ProcessGroup, Session]] = {}
@@ -39,7 +39,7 @@ def all_reduce(
             first calls of about this size and keeps the fastest.
         op: SUM or AVG.
         group: Default: the default group. With one rank tensors stay as they are.
-        algorithm: As for ``cgx.compress``; ``"auto"`` chooses by itself.
+        algorithm: As for ``cgx.compress``; of no account when ``spec`` is ``"auto"``.
 
     Raises:
         SpecError: Invalid spec, op, device, dtype or memory layout, or this rank is not in the group.
@@ -47,8 +47,9 @@ def all_reduce(
         TransportError: A peer is lost or silent.
 
     Cost:
-        Two steps, ``2 (W - 1) / W`` of one compressed copy per rank. The first call with new names, shapes or spec also
-        opens two connections per peer and compares the plan; the first with ``"auto"`` measures the link for a second.
+        By default two steps and ``2 (W - 1) / W`` of one compressed copy per rank. The first call with new names,
+        shapes or spec also opens two connections per peer and compares the plan; the first with ``"auto"`` measures
+        the link for a second.
     """
     kind = _OPS.get(op)
     if kind is None:
@@ -61,6 +62,7 @@ def all_reduce(
     named = tensors if isinstance(tensors, Mapping) else {"tensor": tensors}
     for name, tensor in named.items():
         check_tensor(name, tensor)
+    check_algorithm(algorithm)
     if group.size() == 1 or not named:
         return
     if isinstance(spec, str) and spec == "auto":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
 
@@ -132,6 +133,7 @@ class Session:
             "piece bytes": piece_nbytes or "by size",
             "seed": seed,
             "error feedback": has_error_feedback,
+            "modelled link": throttle_bit_s or "none",
         }
         self._foreign: set[str] = set()
         self.plans: dict[str, dict[str, PhaseSpecs]] = {name: {} for name in plans}
@@ -154,11 +156,11 @@ class Session:
         self.state_offsets: dict[str, int] = {}
         self.residual = self._make_residual(parameters) if has_error_feedback else None
         self._layouts: dict[tuple[object, ...], tuple[Layout, NDArray[np.int64], int]] = {}
-        self.reductions = self._raw_nbytes = self._native_nbytes = 0
+        self.reductions = self._raw_nbytes = self._native_nbytes = self._uncounted_nbytes = 0
         self.wait_seconds = 0.0
 
     def register(self, parameters: Sequence[Parameter], plans: Plans) -> None:
-        """Adds parameters that the session may be asked to reduce; collective, while no reduction is under way.
+        """Adds parameters, and plans for them, that may be asked for; collective, while no reduction is under way.
 
         Raises:
             PlanMismatchError: Ranks differ in anything that decides bytes; nothing is added.
@@ -169,8 +171,9 @@ class Session:
         foreign = {parameter.name for parameter in parameters if parameter.dtype not in ITEMSIZE}
         exact = dict.fromkeys(foreign, EXACT)
         made = {name: make_plan({**specs, **exact}, parameters, self._settings) for name, specs in plans.items()}
-        self._lines = tuple(line for name, plan in made.items() for line in (f"plan: {name}", *plan.lines))
-        agree(self._lines, self.scatter_lane, about="the plan")
+        lines = tuple(line for name, plan in made.items() for line in (f"plan: {name}", *plan.lines))
+        agree(lines, self.scatter_lane, about="the plan")
+        self._lines = lines
         new = [parameter for parameter in parameters if parameter.name not in self._index]
         self._foreign |= foreign
         for name, plan in made.items():
@@ -229,9 +232,14 @@ class Session:
             owners: Rank that reduces each parameter; then only the owner's part is reduced (reduce-scatter).
             is_awaited: False while the caller computes on: larger pieces then leave it more of the processor.
             on_done: Called on the pipeline's thread when the result, or an error, is there.
+
+        Raises:
+            SpecError: No such algorithm, or none where these ranks are.
+            TransportError: The session is broken.
         """
         pending = Pending(flat, on_done)
         method = self.method if method is None else method
+        reducer = self._reducer(method.algorithm)
         self.reductions += 1
         self._raw_nbytes += 0 if flat.is_sparse else flat.nbytes
         if self._is_exact(flat, names, method) and owners is None:
@@ -252,7 +260,7 @@ class Session:
                 scatter_lane=self.scatter_lane, gather_lane=self.gather_lane, pool=self._pool,
                 tag=tag, residual=self.residual,
             )  # fmt: skip
-            reduce = self._reducer(method.algorithm).all_reduce if owners is None else ScatterReduce().reduce_scatter
+            reduce = reducer.all_reduce if owners is None else ScatterReduce().reduce_scatter
 
             def make() -> Sequence[Stages]:
                 return stages_of(reduce, layout, reduction)
@@ -330,6 +338,26 @@ class Session:
             self._raw_nbytes += flat.nbytes
             self._native_nbytes += exact_nbytes(flat.nbytes, self.world_size)
 
+    @property
+    def _sent_nbytes(self) -> int:
+        return self.scatter_lane.sent_nbytes + self.gather_lane.sent_nbytes + self._native_nbytes
+
+    @contextmanager
+    def exchange(self) -> Iterator[None]:
+        """For what travels on the lanes while they are idle: no part of the report, and a failure breaks the session.
+
+        Otherwise this rank would go on while its peers wait for it, or read its next message as the one that failed.
+        """
+        self.check()
+        sent, counted = self._sent_nbytes, (self.reductions, self._raw_nbytes)
+        try:
+            yield
+        except CgxError as error:
+            self._pipeline.fail(error)
+            raise
+        self._uncounted_nbytes += self._sent_nbytes - sent
+        self.reductions, self._raw_nbytes = counted
+
     def wait(self, pending: Pending) -> None:
         """Waits for a reduction and counts the time."""
         start = time.perf_counter()
@@ -350,7 +378,7 @@ class Session:
             reductions=self.reductions,
             raw_nbytes=self._raw_nbytes,
             exact_wire_nbytes=exact_nbytes(self._raw_nbytes, world),
-            wire_nbytes=self.scatter_lane.sent_nbytes + self.gather_lane.sent_nbytes + self._native_nbytes,
+            wire_nbytes=self._sent_nbytes - self._uncounted_nbytes,
             wait_seconds=self.wait_seconds,
             plan=count_specs(self.plans[self.method.plan]),
             modelled_bit_s=self.throttle_bit_s,
@@ -377,11 +405,16 @@ def exact_nbytes(raw_nbytes: int, world_size: int) -> int:
     return 2 * (world_size - 1) * raw_nbytes // world_size
 
 
+def check_algorithm(algorithm: str) -> None:
+    """Raises SpecError for the name of no algorithm."""
+    if algorithm not in ALGORITHMS:
+        raise SpecError(f"algorithm must be one of {', '.join(ALGORITHMS)}; found {algorithm!r}")
+
+
 def _check_options(algorithm: Algorithm, *, has_error_feedback: bool, piece_nbytes: int | None) -> None:
     if piece_nbytes is not None and piece_nbytes < 1:
         raise SpecError(f"piece_nbytes must be at least 1 byte, or None to choose by size; found {piece_nbytes}")
-    if algorithm not in ALGORITHMS:
-        raise SpecError(f"algorithm must be one of {', '.join(ALGORITHMS)}; found {algorithm!r}")
+    check_algorithm(algorithm)
     if has_error_feedback and algorithm not in _KEEPS_RESIDUALS:
         raise SpecError(
             f"error feedback is asked for with {algorithm}, which encodes partial sums, so what is lost belongs to no "

@@ -13,15 +13,15 @@ import time
 from collections.abc import Sequence
 from typing import final
 
-from cgx.core.plan import Parameter, choose_specs
+from cgx.core.plan import OFF, Parameter, choose_specs
 from cgx.core.spec import PhaseSpecs
 from cgx.policies.race import Candidate, Race
+from cgx.policies.step import Bucket, exposed_seconds
 from cgx.telemetry.summary import Auto
-from cgx.torch.advisor import SPECS, Advisor
+from cgx.torch.advisor import SPECS, Advisor, Load
 from cgx.torch.session import Method, Session
 
 _LOG = logging.getLogger("cgx")
-OFF = "off"
 
 _HOOK_SECONDS = 2e-4  # what a Python hook costs a step, generously: a gain below it is none
 _GAIN = 0.15  # of the exact reduction's time: what must be predicted before a hook is registered
@@ -36,25 +36,33 @@ _DRIFT = 1.5  # times the step time at the decision: time to glance at the link
 class Tuner:
     """Chooses how the buckets of one DDP model travel, step by step.
 
+    Making one is collective.
+
     Args:
-        session: The model's.
+        session: The model's, idle.
         advisor: Of that session.
-        buckets: What to expect of a step, until one was seen.
+        loads: Buckets to expect of a step, until one was seen.
+
+    Attributes:
+        is_worth_a_hook: Whether the predicted gain outweighs a Python hook, which DDP cannot drop once it is there.
+        history: Every decision in a line.
     """
 
-    def __init__(self, session: Session, advisor: Advisor, buckets: Sequence[tuple[int, int]]) -> None:
-        self._session, self._advisor = session, advisor
-        self._buckets, self._seen = list(buckets), list[tuple[int, int]]()
+    def __init__(self, session: Session, advisor: Advisor, loads: Sequence[Load]) -> None:
+        self._session, self._advisor, self._names = session, advisor, (OFF, *advisor.plans)
+        self._loads, self._seen = list(loads), list[tuple[Load, float]]()
         self.history: list[str] = []
         self._step = 0
         self._started_at = self._waited_at_start = 0.0
         self._steps: list[float] = []
         self._waits: list[float] = []
-        self.exposed_seconds: dict[str, float] = {}
-        self.predicted: dict[str, float] = {}
         self._turn_steps = _TURN_STEPS[0]
         self._skip = 2  # DDP's first step, whose buckets it rebuilds, and the one in which kernels compile
         self._settled_seconds = self._since_glance_seconds = 0.0
+        self._expected_seconds = self._on_link()
+        gain = self._expected_seconds[OFF] - min(self._expected_seconds.values())
+        is_modelled = session.throttle_bit_s is not None  # then exact sums need the hook as well
+        self.is_worth_a_hook = is_modelled or gain > _HOOK_SECONDS + _GAIN * self._expected_seconds[OFF]
         self._start_race()
 
     @property
@@ -75,64 +83,71 @@ class Tuner:
             else:
                 self._steps.append(now - self._started_at)
                 self._waits.append(self._session.wait_seconds - self._waited_at_start)
-            self._buckets = self._seen or self._buckets
-        self._seen = []
+            self._loads = [load for load, _ in self._seen] or self._loads
         self._step += 1
         if self._race.is_settled:
             self._look()
         elif len(self._steps) >= self._turn_steps:
             self._end_turn()
+        self._seen = []
         self._started_at, self._waited_at_start = time.perf_counter(), self._session.wait_seconds
 
-    def method(self, *, numel: int, raw_nbytes: int) -> Method | None:
+    def method(self, load: Load) -> Method | None:
         """How the next bucket travels; None is the engine's own all-reduce."""
-        self._seen.append((numel, raw_nbytes))
-        if self.choice == OFF:
-            return None
-        return self._advisor.best(self.choice, numel=numel, raw_nbytes=raw_nbytes).method
+        self._seen.append((load, time.perf_counter() - self._started_at))
+        return None if self.choice == OFF else self._advisor.best(self.choice, load).method
 
-    def _predict(self) -> dict[str, float]:
+    def report(self) -> Auto:
+        """What was chosen, by which numbers, and how it came to that."""
+        return Auto(
+            choice=self.choice if self.is_worth_a_hook else OFF,
+            is_settled=self._race.is_settled or not self.is_worth_a_hook,
+            link=str(self._advisor),
+            expected_seconds=dict(self._expected_seconds),
+            step_seconds=self._race.seconds,
+            expected_wait_seconds=dict(self._expected_waits),
+            wait_seconds=dict(self._measured_waits),
+            history=tuple(self.history),
+        )
+
+    def _seconds(self, name: str, load: Load) -> float:
+        return self._advisor.exact(load.raw_nbytes) if name == OFF else self._advisor.best(name, load).seconds
+
+    def _on_link(self) -> dict[str, float]:
         """Seconds on link and codec of a step's buckets when nothing overlaps with them, by candidate."""
-        seconds = {OFF: sum(self._advisor.exact(raw) for _, raw in self._buckets)}
-        for plan in self._advisor.plans:
-            seconds[plan] = sum(self._advisor.best(plan, numel=n, raw_nbytes=raw).seconds for n, raw in self._buckets)
-        return seconds
+        return {name: sum(self._seconds(name, load) for load in self._loads) for name in self._names}
 
     def _start_race(self) -> None:
-        self.predicted = self._predict()
-        self._names = (OFF, *self._advisor.plans)
-        floors = {OFF: self._advisor.exact_floor(sum(raw for _, raw in self._buckets))}
-        candidates = [Candidate(name, self.predicted[name], floors.get(name, 0.0)) for name in self._names]
+        self._expected_seconds = expected = self._on_link()
+        floors = {OFF: self._advisor.exact_floor(sum(load.raw_nbytes for load in self._loads))}
+        candidates = [Candidate(name, expected[name], floors.get(name, 0.0)) for name in self._names]
         # All of them are plausible: how much of a reduction hides behind the backward pass, only a trial tells.
         self._race = Race(candidates, rounds=_ROUNDS, plausible=math.inf)
-        self.exposed_seconds = {}
+        self._expected_waits: dict[str, float] = {}
+        self._measured_waits: dict[str, float] = {}
+        self._turn_steps = _TURN_STEPS[0]
         self._clear()
-        expected = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in self.predicted.items())
+        told = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in expected.items())
         action = f"trying {self.choice}" if self.is_worth_a_hook else "leaving the model alone"
-        self._say(f"{action}; predicted on link and codec: {expected} ({self._advisor})")
+        self._say(f"{action}; predicted on link and codec: {told} ({self._advisor})")
 
     def _end_turn(self) -> None:
-        before = self.choice
-        step_s, exposed_s = self._agreed()
-        self.exposed_seconds[before] = exposed_s
+        before, step_s = self.choice, self._agree_on_medians()
         self._race.record(step_s)
         self._turn_steps = min(max(math.ceil(_TURN_SECONDS / step_s), _TURN_STEPS[0]), _TURN_STEPS[1])
-        self._clear()
         self._skip = int(self.choice != before)
         if self._race.is_settled:
             self._settled_seconds = self._race.seconds.get(self.choice, step_s)
             self._since_glance_seconds = 0.0
-            self._say(self.reason)
+            self._say(self._reason)
 
     def _look(self) -> None:
         """Every few steps: has the step time drifted, or is it time to glance at the link?"""
         count = len(self._steps)
         if count < (_GLANCE_STEPS if count * self._settled_seconds > _GLANCE_SECONDS / 2 else _LOOK_STEPS):
             return
-        step_s, exposed_s = self._agreed()
+        step_s = self._agree_on_medians()
         self._since_glance_seconds += count * step_s
-        self.exposed_seconds[self.choice] = exposed_s
-        self._clear()
         has_drifted = not 1 / _DRIFT < step_s / self._settled_seconds < _DRIFT
         if not has_drifted and self._since_glance_seconds < _GLANCE_SECONDS:
             return
@@ -143,16 +158,22 @@ class Tuner:
         self._since_glance_seconds = 0.0
         self._skip = 1
 
-    def _agreed(self) -> list[float]:
-        """Medians of step time and of what of it was exposed; the slowest rank's."""
-        return self._advisor.agree([statistics.median(self._steps), statistics.median(self._waits)])
+    def _agree_on_medians(self) -> float:
+        """The slowest rank's step time; also notes what of it was waiting, beside what was predicted."""
+        step_s, wait_s = self._advisor.agree([statistics.median(self._steps), statistics.median(self._waits)])
+        self._measured_waits[self.choice] = wait_s
+        ready = [Bucket(ready_s, self._seconds(self.choice, load)) for load, ready_s in self._seen]
+        if ready:
+            self._expected_waits[self.choice] = exposed_seconds(ready[-1].ready_s, ready)
+        self._clear()
+        return step_s
 
     def _clear(self) -> None:
         self._steps.clear()
         self._waits.clear()
 
     @property
-    def reason(self) -> str:
+    def _reason(self) -> str:
         """One line: what was chosen, and the numbers it was chosen by."""
         tried = ", ".join(f"{name} {seconds * 1e3:.3g} ms a step" for name, seconds in self._race.seconds.items())
         untried = [name for name in self._names if name not in self._race.seconds]
@@ -163,24 +184,6 @@ class Tuner:
         self.history.append(f"step {self._step}: {what}")
         if self._session.scatter_lane.rank == 0:
             _LOG.info("auto, %s", self.history[-1])
-
-    @property
-    def is_worth_a_hook(self) -> bool:
-        """Whether the predicted gain outweighs a Python hook, which DDP cannot drop once it is registered."""
-        gain = self.predicted[OFF] - min(self.predicted.values())
-        return gain > _HOOK_SECONDS + _GAIN * self.predicted[OFF]
-
-    def report(self) -> Auto:
-        """What was chosen, by which numbers, and how it came to that."""
-        measured = self._race.seconds
-        return Auto(
-            choice=self.choice if self.is_worth_a_hook or measured else OFF,
-            is_settled=self._race.is_settled or not self.is_worth_a_hook,
-            predicted_seconds=dict(self.predicted),
-            step_seconds=measured,
-            exposed_seconds=dict(self.exposed_seconds),
-            history=tuple(self.history),
-        )
 
 
 def auto_plans(parameters: Sequence[Parameter]) -> dict[str, dict[str, PhaseSpecs]]:

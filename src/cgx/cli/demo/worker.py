@@ -34,7 +34,7 @@ from cgx.cli.demo.events import (
 )
 from cgx.cli.demo.models import TASKS, Evaluation
 from cgx.testbed import read_counters
-from cgx.torch.ddp import Handle
+from cgx.torch.handle import Handle
 
 _WARM_UP_STEPS = 2  # DDP rebuilds its buckets at the start of the second
 _VALIDATIONS = 8

@@ -17,7 +17,7 @@ import cgx
 from cgx.cli.bench.train.hows import FP16, is_cgx, powersgd_rank, split_algorithm
 from cgx.cli.bench.train.messages import COMPUTE
 from cgx.cli.bench.train.workloads import Workload
-from cgx.torch.ddp import Handle
+from cgx.torch.handle import Handle
 
 Batch = tuple[Tensor, Tensor]
 

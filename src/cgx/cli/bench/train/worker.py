@@ -25,7 +25,7 @@ from cgx.cli.bench.train.replica import Replica
 from cgx.cli.bench.train.stopping import interval, is_enough
 from cgx.cli.bench.train.workloads import WORKLOADS
 from cgx.testbed import read_counters
-from cgx.torch.ddp import Handle
+from cgx.torch.handle import Handle
 
 _WARM_UP_STEPS: Final = 4  # DDP rebuilds its buckets, kernels compile, PowerSGD starts
 
