@@ -79,7 +79,7 @@ def test_every_race_ends_close_to_the_best(seconds: list[float], data: st.DataOb
     predicted = data.draw(st.lists(st.floats(0.01, 10), min_size=len(seconds), max_size=len(seconds)))
     race = Race(candidates(*predicted), plausible=math.inf)
     turns = run(race, seconds)
-    assert seconds[race.current] <= 1.02 * min(seconds)
+    assert seconds[race.current] <= 1.03 * min(seconds)
     assert len(turns) <= 3 * len(seconds)
 
 

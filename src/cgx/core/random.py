@@ -44,7 +44,7 @@ def parameter_keys(
 
 
 def stream(phase: int, sender_rank: int) -> int:
-    """The part of a key that separates payloads: ``phase`` is SCATTER or GATHER."""
+    """The part of a key that separates payloads: ``phase`` is SCATTER, GATHER or a layout's LOCAL."""
     return phase << 32 | sender_rank
 
 

@@ -12,7 +12,7 @@ from typing import final
 
 _HOPELESS = 2.0  # times the best: one try is enough to give up
 _SLOWER = 1.06  # times the best, by the faster of two tries: hiccups only make a turn longer
-_AS_GOOD = 1.02  # times the best: the more faithful one wins
+_AS_GOOD = 1.03  # times the best: the more faithful one wins
 
 
 @final

@@ -23,7 +23,7 @@ from cgx.torch.advisor import SPECS, Advisor, Load
 from cgx.torch.session import Session
 
 _ROUNDS = 4
-_TURN_SECONDS, _TURN_CALLS = 0.05, (3, 10)
+_TURN_SECONDS, _TURN_CALLS = 0.05, (3, 25)
 _LOOK_CALLS, _LOOK_LAST = 256, 16  # so seldom are calls compared with those at the decision, and so many of them
 _DRIFT = 1.5
 
