@@ -54,8 +54,8 @@ def _without(rank: int, buffers: Sequence[Bytes]) -> list[Bytes | None]:
 def measure_line(prepare: Callable[[int], Callable[[], None]], lane: Transport) -> Line:
     """Times an operation from nothing to where the bandwidth shows, and draws a line through both.
 
-    What a link lets through in one burst makes the line up to a twentieth too steep in its favour; the slope between
-    two long messages would be free of that, and too noisy to decide by.
+    What a link lets through in one burst makes it look up to a twentieth too fast; the slope between two long messages
+    would be free of that, and too noisy to decide by.
 
     Args:
         prepare: Given a number of bytes, returns what moves them, on all ranks together.

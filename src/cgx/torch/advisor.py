@@ -20,6 +20,7 @@ from cgx.core.spec import EXACT, PhaseSpecs
 from cgx.policies.cost import (
     Measured,
     Work,
+    codec_seconds,
     compressed_seconds,
     exact_floor_seconds,
     exact_seconds,
@@ -132,6 +133,13 @@ class Advisor:
                     advice = Advice(Method(plan, algorithm), seconds)
             self._advice[key] = advice
         return self._advice[key]
+
+    def processor_seconds(self, plan: str, load: Load) -> float:
+        """Predicted processor time of the codec for a buffer that travels as ``best`` says."""
+        method = self.best(plan, load).method
+        if method is None:
+            return 0.0
+        return codec_seconds(self.measured, method.algorithm, plan, _work(self._specs[plan], load))
 
     def agree(self, seconds: Sequence[float]) -> list[float]:
         """The slowest rank's values, on every rank; collective."""

@@ -24,7 +24,7 @@ from cgx.torch.session import Method, Session
 _LOG = logging.getLogger("cgx")
 
 _HOOK_SECONDS = 2e-4  # what a Python hook costs a step, generously: a gain below it is none
-_GAIN = 0.15  # of the exact reduction's time: what must be predicted before a hook is registered
+_MARGIN = 0.1  # of the exact reduction's predicted time: so much better may it be
 _ROUNDS = 3
 _TURN_SECONDS, _TURN_STEPS = 0.4, (3, 25)  # a turn of the race: long enough to see past noise, short enough to follow
 _LOOK_STEPS = 16  # between two looks at the step time, for an exchange of 16 bytes
@@ -60,9 +60,8 @@ class Tuner:
         self._skip = 2  # DDP's first step, whose buckets it rebuilds, and the one in which kernels compile
         self._settled_seconds = self._since_glance_seconds = 0.0
         self._expected_seconds = self._on_link()
-        gain = self._expected_seconds[OFF] - min(self._expected_seconds.values())
         is_modelled = session.throttle_bit_s is not None  # then exact sums need the hook as well
-        self.is_worth_a_hook = is_modelled or gain > _HOOK_SECONDS + _GAIN * self._expected_seconds[OFF]
+        self.is_worth_a_hook = is_modelled or self._sure_gain() > _HOOK_SECONDS
         self._start_race()
 
     @property
@@ -108,6 +107,18 @@ class Tuner:
             expected_wait_seconds=dict(self._expected_waits),
             wait_seconds=dict(self._measured_waits),
             history=tuple(self.history),
+        )
+
+    def _sure_gain(self) -> float:
+        """Seconds that the best plan gains even if stock DDP hides all but the last bucket behind the backward pass.
+
+        The codec hides behind nothing: it takes the processor from the model.
+        """
+        *hidden, last = self._loads
+        exact_s = (1 - _MARGIN) * self._advisor.exact(last.raw_nbytes)
+        return max(
+            exact_s - self._seconds(plan, last) - sum(self._advisor.processor_seconds(plan, load) for load in hidden)
+            for plan in self._advisor.plans
         )
 
     def _seconds(self, name: str, load: Load) -> float:

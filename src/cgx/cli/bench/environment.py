@@ -13,7 +13,7 @@ from typing import Any, final
 
 import cgx
 
-_PACKAGES = ("numpy", "numba", "torch")
+_PACKAGES = ("numpy", "numba", "torch", "transformers")
 
 
 @final

@@ -59,11 +59,11 @@ def allowed_nmse(specs: PhaseSpecs, parts: Iterable[Floats], mean: NDArray[np.fl
     """
     losses = [largest_loss(specs.scatter, part) for part in parts]
     one = sum(losses) / len(losses)
-    two = largest_loss(specs.gather, mean.astype(np.float32)) + _widening(specs) * one
+    two = largest_loss(specs.gather, mean.astype(np.float32)) + widening(specs) * one
     return float(((one + two) * _SLACK / norm(mean) + _FP32_LOSS) ** 2)
 
 
-def _widening(specs: PhaseSpecs) -> float:
+def widening(specs: PhaseSpecs) -> float:
     """Loss of phase two per unit of error that its input carries."""
     guarantees = compressor_for(specs.gather).guarantees
     if not isinstance(specs.gather, Uniform):

@@ -21,7 +21,6 @@ and the mean loses E_(W-1) / W. That is the mean loss of the W - 1 parts (W - 1)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import final
@@ -29,10 +28,9 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from cgx.cli.bench.fidelity import Floats, allowed_nmse, runs
-from cgx.compressors.registry import compressor_for
+from cgx.cli.bench.fidelity import Floats, allowed_nmse, runs, widening
 from cgx.core.segments import Segment
-from cgx.core.spec import Identity, PhaseSpecs, Spec, Uniform
+from cgx.core.spec import Identity, PhaseSpecs
 
 _MakeRun = Callable[[int, slice], Floats]
 
@@ -100,7 +98,7 @@ def _ring_parts(specs: PhaseSpecs, given: Input) -> Iterator[Floats]:
     world = given.world_size
     segment = Segment(given.name, (given.numel,), "fp32", specs)
     owners = segment.owners(world)
-    growth = 1 + _widening(specs.scatter)
+    growth = 1 + widening(PhaseSpecs(specs.scatter, specs.scatter))
     for hops in range(1, world):
         partial = np.empty(given.numel, np.float32)
         for run in runs(given.numel):
@@ -112,11 +110,3 @@ def _ring_parts(specs: PhaseSpecs, given: Input) -> Iterator[Floats]:
                 met = (rank - owner - 1) % world < hops
                 partial[run][met] += given.make_run(rank, run)[met]
         yield partial * np.float32((world - 1) / world * growth ** (world - 1 - hops))
-
-
-def _widening(spec: Spec) -> float:
-    """Loss of a hop per unit of error that its input carries, where the hop before used the same blocks."""
-    guarantees = compressor_for(spec).guarantees
-    if isinstance(spec, Uniform):
-        return float(2 * guarantees.error_bound / (2**spec.bits - 1))
-    return math.sqrt(guarantees.contraction or 0.0)
