@@ -95,6 +95,7 @@ def measured_of(setup: Setup) -> Measured:
         world_size=world,
         ranks_per_node=local if between else 1,
         exact=Line(2 * (world - 1) * latency, 2 * (world - 1) / world * wire.byte_s),
+        exact_busy=0.0,
         flat=flat,
         intra=Line(3e-5, 8 / 1e11),
         inter=Line(latency, wire.byte_s * local),

@@ -31,6 +31,7 @@ def measured(bit_s: float, *, world_size: int = 4, ranks_per_node: int = 2) -> M
         world_size=world_size,
         ranks_per_node=ranks_per_node,
         exact=ring,
+        exact_busy=0.0,
         flat=Line(3e-4, byte_s),
         intra=Line(1e-4, 1e-10),
         inter=Line(3e-4, byte_s * ranks_per_node),

@@ -108,14 +108,20 @@ def _exchange(lane: Transport, peers: Sequence[int], nbytes: int) -> Callable[[]
     return lambda: lane.all_to_all(sends, heard, Channel.CONTROL).wait()
 
 
-def measure_exact(lane: Transport) -> Line:
-    """The engine's own all-reduce of fp32, over raw bytes."""
+def measure_exact(lane: Transport) -> tuple[Line, float]:
+    """The engine's own all-reduce of fp32, over raw bytes, and what part of a long one keeps a processor busy."""
 
     def prepare(nbytes: int) -> Callable[[], None]:
         x = np.zeros(max(1, nbytes // 4), np.float32)
         return lambda: lane.all_reduce(x).wait()
 
-    return measure_line(prepare, lane)
+    line = measure_line(prepare, lane)
+    run = prepare(round(min(_LONG_SECONDS / line.byte_s, _LAST_NBYTES)))
+    agree_on_slowest([0.0], lane)  # start together
+    start, cpu = time.perf_counter(), time.process_time()
+    run()
+    busy = (time.process_time() - cpu) / (time.perf_counter() - start)
+    return line, min(agree_on_slowest([busy], lane)[0], 1.0)
 
 
 def measure_codec(spec: Spec) -> CodecSpeed:
@@ -163,14 +169,22 @@ def probe(
         speed = measure_codec(spec)
         speeds[text] = CodecSpeed(*agree_on_slowest([speed.encode_s, speed.decode_s], lane))
     everyone = range(lane.world_size)
-    flat, exact = measure_link(lane, everyone), measure_exact(lane)
+    flat, (exact, exact_busy) = measure_link(lane, everyone), measure_exact(lane)
     intra = inter = None
     if nodes is not None:
         intra = measure_link(lane, nodes.local_peers(lane.rank))
         inter = measure_link(lane, nodes.column_peers(lane.rank))
     fixed = {algorithm: _fixed_seconds(lambda a=algorithm: reduce_little(a), lane) for algorithm in algorithms}  # type: ignore[misc]
     return Measured(
-        lane.world_size, 1 if nodes is None else nodes.ranks_per_node, exact, flat, intra, inter, fixed, speeds
+        world_size=lane.world_size,
+        ranks_per_node=1 if nodes is None else nodes.ranks_per_node,
+        exact=exact,
+        exact_busy=exact_busy,
+        flat=flat,
+        intra=intra,
+        inter=inter,
+        fixed_s=fixed,
+        codecs=speeds,
     )
 
 

@@ -53,6 +53,7 @@ class Measured:
         world_size: Ranks.
         ranks_per_node: Ranks on each node where there is a hierarchy, else 1.
         exact: The engine's own all-reduce, over raw bytes.
+        exact_busy: What part of it keeps a processor busy, 0 to 1; the rest is waiting for the link.
         flat: A step in which a rank sends bytes to all others evenly.
         intra: The same among the ranks of a node; None without a hierarchy.
         inter: The same among ranks of different nodes, all ranks of a node at once; None without a hierarchy.
@@ -63,6 +64,7 @@ class Measured:
     world_size: int
     ranks_per_node: int
     exact: Line
+    exact_busy: float
     flat: Line
     intra: Line | None
     inter: Line | None

@@ -114,6 +114,10 @@ class Advisor:
         """Predicted seconds of the engine's own all-reduce."""
         return exact_seconds(self.measured, raw_nbytes)
 
+    def exact_wait(self, raw_nbytes: int) -> float:
+        """Predicted seconds in which an exact all-reduce leaves the processor idle: what compression can win back."""
+        return self.exact(raw_nbytes) * (1 - self.measured.exact_busy)
+
     def exact_floor(self, raw_nbytes: int) -> float:
         """Seconds that the bytes of an exact all-reduce need on the wire, were it as fast as can go unnoticed."""
         return exact_floor_seconds(self.measured, raw_nbytes) / _CHANGED

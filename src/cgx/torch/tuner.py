@@ -24,7 +24,6 @@ from cgx.torch.session import Method, Session
 _LOG = logging.getLogger("cgx")
 
 _HOOK_SECONDS = 2e-4  # what a Python hook costs a step, generously: a gain below it is none
-_MARGIN = 0.1  # of the exact reduction's predicted time: so much better may it be
 _ROUNDS = 3
 _TURN_SECONDS, _TURN_STEPS = 0.4, (3, 25)  # a turn of the race: long enough to see past noise, short enough to follow
 _LOOK_STEPS = 16  # between two looks at the step time, for an exchange of 16 bytes
@@ -112,12 +111,13 @@ class Tuner:
     def _sure_gain(self) -> float:
         """Seconds that the best plan gains even if stock DDP hides all but the last bucket behind the backward pass.
 
-        The codec hides behind nothing: it takes the processor from the model.
+        Only time in which the processor waits for the link can be won back, and the codec hides behind nothing: it
+        takes the processor from the model.
         """
         *hidden, last = self._loads
-        exact_s = (1 - _MARGIN) * self._advisor.exact(last.raw_nbytes)
+        wait_s = self._advisor.exact_wait(last.raw_nbytes)
         return max(
-            exact_s - self._seconds(plan, last) - sum(self._advisor.processor_seconds(plan, load) for load in hidden)
+            wait_s - self._seconds(plan, last) - sum(self._advisor.processor_seconds(plan, load) for load in hidden)
             for plan in self._advisor.plans
         )
 
