@@ -19,7 +19,8 @@ from cgx.core.spec import Spec
 from cgx.policies.cost import CodecSpeed, Line, Measured
 from cgx.transports.base import Bytes, Channel, Transport
 
-_TURNS = 5
+_TURNS = 15  # of next to nothing: some milliseconds in all
+_CODEC_TURNS = 5
 _FIRST_NBYTES = 1 << 14
 _LAST_NBYTES = 1 << 24
 _LONG_SECONDS = 0.02  # a message that takes this long shows the bandwidth; longer ones only cost time
@@ -135,7 +136,7 @@ def measure_codec(spec: Spec) -> CodecSpeed:
 
     def seconds(call: Callable[[], object]) -> float:
         times = []
-        for _ in range(_TURNS):
+        for _ in range(_CODEC_TURNS):
             start = time.perf_counter()
             call()
             times.append(time.perf_counter() - start)

@@ -60,7 +60,7 @@ class Tuner:
         self._settled_seconds = self._since_glance_seconds = 0.0
         self._expected_seconds = self._on_link()
         is_modelled = session.throttle_bit_s is not None  # then exact sums need the hook as well
-        self.is_worth_a_hook = is_modelled or self._sure_gain() > _HOOK_SECONDS
+        self.is_worth_a_hook = is_modelled or self._is_surely_faster()
         self._start_race()
 
     @property
@@ -107,6 +107,14 @@ class Tuner:
             wait_seconds=dict(self._measured_waits),
             history=tuple(self.history),
         )
+
+    def _is_surely_faster(self) -> bool:
+        """Asked twice, with a second probe between: what one hiccup of the machine decides stays for the whole run."""
+        if self._sure_gain() <= _HOOK_SECONDS:
+            return False
+        self._advisor.probe()
+        self._expected_seconds = self._on_link()
+        return self._sure_gain() > _HOOK_SECONDS
 
     def _sure_gain(self) -> float:
         """Seconds that the best plan gains even if stock DDP hides all but the last bucket behind the backward pass.
