@@ -24,6 +24,7 @@ from cgx.torch.session import Method, Session
 _LOG = logging.getLogger("cgx")
 
 _HOOK_SECONDS = 2e-4  # what a Python hook costs a step, generously: a gain below it is none
+_DOUBT = 1.5  # so many times longer than predicted may compression take, for instance where ranks share cores
 _ROUNDS = 3
 _TURN_SECONDS, _TURN_STEPS = 0.4, (3, 25)  # a turn of the race: long enough to see past noise, short enough to follow
 _LOOK_STEPS = 16  # between two looks at the step time, for an exchange of 16 bytes
@@ -123,11 +124,11 @@ class Tuner:
         takes the processor from the model.
         """
         *hidden, last = self._loads
-        wait_s = self._advisor.exact_wait(last.raw_nbytes)
-        return max(
-            wait_s - self._seconds(plan, last) - sum(self._advisor.processor_seconds(plan, load) for load in hidden)
+        cost_s = min(
+            self._seconds(plan, last) + sum(self._advisor.processor_seconds(plan, load) for load in hidden)
             for plan in self._advisor.plans
         )
+        return self._advisor.exact_wait(last.raw_nbytes) - _DOUBT * cost_s
 
     def _seconds(self, name: str, load: Load) -> float:
         return self._advisor.exact(load.raw_nbytes) if name == OFF else self._advisor.best(name, load).seconds
