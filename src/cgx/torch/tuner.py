@@ -24,7 +24,7 @@ from cgx.torch.session import Method, Session
 _LOG = logging.getLogger("cgx")
 
 _HOOK_SECONDS = 2e-4  # what a Python hook costs a step, generously: a gain below it is none
-_DOUBT = 1.5  # so many times longer than predicted may compression take, for instance where ranks share cores
+_DOUBT = 2.0  # so many times longer than predicted may compression take, for instance where ranks share cores
 _ROUNDS = 3
 _TURN_SECONDS, _TURN_STEPS = 0.4, (3, 25)  # a turn of the race: long enough to see past noise, short enough to follow
 _LOOK_STEPS = 16  # between two looks at the step time, for an exchange of 16 bytes
