@@ -70,5 +70,5 @@ def test_commands_take_the_options_shown(command: str) -> None:
 def test_specs_in_the_table_parse() -> None:
     rows = re.findall(r'^\| `"([^"]+)"`', README, re.MULTILINE)
     assert len(rows) >= 5
-    for text in rows:
+    for text in set(rows) - {"auto"}:
         to_specs(text)

@@ -6,16 +6,18 @@ import os
 
 from cgx.errors import SpecError
 
+CODEC_THREADS = "CGX_THREADS"
+
 
 def codec_threads() -> int:
     """Threads a codec call may use: ``CGX_THREADS``, else this process's share of the cores, at most four.
 
     More than four threads saturate the memory of ordinary machines and starve the model's own threads.
     """
-    asked = os.environ.get("CGX_THREADS")
+    asked = os.environ.get(CODEC_THREADS)
     if asked is not None:
         if not asked.isdecimal() or int(asked) < 1:
-            raise SpecError(f"CGX_THREADS must be a positive whole number, found {asked!r}")
+            raise SpecError(f"{CODEC_THREADS} must be a positive whole number, found {asked!r}")
         return int(asked)
     return max(1, min(4, len(os.sched_getaffinity(0)) // (local_world_size() or 1)))
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from cgx.core.env import CODEC_THREADS
 from cgx.testbed.counters import Counters
 from cgx.testbed.job import Job
 from cgx.testbed.tether import Tethered
@@ -88,7 +89,7 @@ class HostSet(abc.ABC):
         """Starts a script under torchrun on each host, as one world.
 
         Ranks count up host by host. Gloo is told the interface, and the threads of the CPU are
-        dealt out evenly, to the model (``OMP_NUM_THREADS``) and to the codec (``CGX_THREADS``),
+        dealt out evenly, to the model (``OMP_NUM_THREADS``) and to the codec,
         unless these are set. Torchrun makes Python write at once, and the ranks of a host share its
         output: where there are several, each should write a line and its end with one
         ``sys.stdout.write``, as `print` may mix them.
@@ -113,7 +114,7 @@ class HostSet(abc.ABC):
             [[*common, f"--node-rank={host}", *argv] for host in range(self.count)],
             env={
                 "OMP_NUM_THREADS": f"{threads}",
-                "CGX_THREADS": f"{threads}",
+                CODEC_THREADS: f"{threads}",
                 **os.environ,
                 "GLOO_SOCKET_IFNAME": self.interface,
                 **(env or {}),

@@ -25,7 +25,8 @@ from cgx.policies.cost import (
     exact_floor_seconds,
     exact_seconds,
 )
-from cgx.torch.session import Method, Session
+from cgx.torch.method import Method
+from cgx.torch.session import Session
 
 SPECS = ("uniform:8", "uniform:4")  # the more faithful first
 _LITTLE = Parameter("cgx.probe", (1, 2048), "fp32")

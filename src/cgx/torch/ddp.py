@@ -22,7 +22,8 @@ from cgx.errors import CgxError, SpecError
 from cgx.torch.advisor import SPECS, Advisor, Load, load_of
 from cgx.torch.compat import DTYPES, at_end_of_backward
 from cgx.torch.handle import Handle
-from cgx.torch.session import GIVEN, Method, Pending, Session
+from cgx.torch.method import GIVEN, Method
+from cgx.torch.session import Pending, Session
 from cgx.torch.tensors import check_tensor
 from cgx.torch.tuner import Tuner, auto_plans
 

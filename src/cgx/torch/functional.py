@@ -14,7 +14,8 @@ from cgx.core.spec import PhaseSpecs, Spec
 from cgx.errors import SpecError
 from cgx.torch.chooser import Chooser
 from cgx.torch.compat import DTYPES
-from cgx.torch.session import GIVEN, Method, Session, check_algorithm
+from cgx.torch.method import GIVEN, Method, check_algorithm
+from cgx.torch.session import Session
 from cgx.torch.tensors import check_tensor
 
 _sessions: dict[int, tuple[dist.ProcessGroup, Session]] = {}

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import final
 
 import numpy as np
@@ -22,15 +21,16 @@ from cgx.collectives.nodes import find_nodes, host_identity
 from cgx.collectives.pipeline import Job, Pipeline
 from cgx.collectives.registry import cut_for, reducer_for
 from cgx.collectives.scatter_reduce import ScatterReduce
-from cgx.core.algorithm import ALGORITHMS, Algorithm
+from cgx.core.algorithm import Algorithm
 from cgx.core.env import local_world_size
 from cgx.core.plan import Parameter, fingerprint, make_plan
 from cgx.core.random import name_hash, parameter_keys
 from cgx.core.segments import Segment
 from cgx.core.spec import EXACT, ITEMSIZE, Dtype, Identity, PhaseSpecs, Spec
-from cgx.errors import CgxError, SpecError
+from cgx.errors import CgxError
 from cgx.telemetry.summary import Report, count_specs
 from cgx.torch.compat import DTYPES, new_lane, timeout_of, to_array
+from cgx.torch.method import Method, Plans, check_options
 from cgx.torch.tensors import check_tensor
 from cgx.transports.base import Transport
 from cgx.transports.process_group import ProcessGroupTransport, transport_error
@@ -38,22 +38,7 @@ from cgx.transports.throttled import ModelledLink, ThrottledTransport
 
 _GRACE_SECONDS = 5.0
 _UNHURRIED_NBYTES = 16 << 20  # raw bytes of a piece that nobody waits for (measured: docs/adr/0007)
-_KEEPS_RESIDUALS: tuple[Algorithm, ...] = ("scatter_reduce", "all_gather")
 _INTRA = Identity()
-GIVEN = "given"  # the plan a person gave, where there is only one
-Plans = Mapping[str, Mapping[str, PhaseSpecs]]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Method:
-    """How to do a reduction: with the specs of which plan, by which algorithm."""
-
-    plan: str
-    algorithm: Algorithm
-
-    def __str__(self) -> str:
-        return f"{self.plan} by {self.algorithm}"
 
 
 @final
@@ -117,7 +102,7 @@ class Session:
         throttle_bit_s: float | None = None,
         piece_nbytes: int | None = None,
     ) -> None:
-        _check_options(algorithm, has_error_feedback=has_error_feedback, piece_nbytes=piece_nbytes)
+        check_options(algorithm, has_error_feedback=has_error_feedback, piece_nbytes=piece_nbytes)
         link = None if throttle_bit_s is None else ModelledLink(throttle_bit_s)
         self.timeout_seconds = timeout_of(group).total_seconds()
         self.scatter_lane, self.gather_lane = (self._open_lane(group, link) for _ in range(2))
@@ -403,20 +388,3 @@ def _hash64(*words: object) -> int:
 def exact_nbytes(raw_nbytes: int, world_size: int) -> int:
     """Bytes a rank sends in an uncompressed ring all-reduce."""
     return 2 * (world_size - 1) * raw_nbytes // world_size
-
-
-def check_algorithm(algorithm: str) -> None:
-    """Raises SpecError for the name of no algorithm."""
-    if algorithm not in ALGORITHMS:
-        raise SpecError(f"algorithm must be one of {', '.join(ALGORITHMS)}; found {algorithm!r}")
-
-
-def _check_options(algorithm: Algorithm, *, has_error_feedback: bool, piece_nbytes: int | None) -> None:
-    if piece_nbytes is not None and piece_nbytes < 1:
-        raise SpecError(f"piece_nbytes must be at least 1 byte, or None to choose by size; found {piece_nbytes}")
-    check_algorithm(algorithm)
-    if has_error_feedback and algorithm not in _KEEPS_RESIDUALS:
-        raise SpecError(
-            f"error feedback is asked for with {algorithm}, which encodes partial sums, so what is lost belongs to no "
-            f"rank; use {' or '.join(_KEEPS_RESIDUALS)}"
-        )

@@ -19,7 +19,8 @@ from cgx.policies.race import Candidate, Race
 from cgx.policies.step import Bucket, exposed_seconds
 from cgx.telemetry.summary import Auto
 from cgx.torch.advisor import SPECS, Advisor, Load
-from cgx.torch.session import Method, Session
+from cgx.torch.method import Method
+from cgx.torch.session import Session
 
 _LOG = logging.getLogger("cgx")
 

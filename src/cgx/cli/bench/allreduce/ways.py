@@ -14,7 +14,8 @@ from cgx.core.algorithm import Algorithm
 from cgx.core.plan import Parameter
 from cgx.core.spec import EXACT, PhaseSpecs, parse_specs
 from cgx.torch.functional import chooser_of
-from cgx.torch.session import GIVEN, Session
+from cgx.torch.method import GIVEN
+from cgx.torch.session import Session
 
 GRADIENT = "gradient"  # the parameter's name: it decides who owns which elements
 _LABEL = "cgx bench allreduce"
