@@ -100,6 +100,7 @@ def test_it_moves_what_it_should(law: Callable[[int], None]) -> None:
 def closed(rank: int, holds_work: bool) -> None:
     """One rank closes its lane while all wait for it, its own works still in somebody's hands."""
     lane = open_lane(100.0)
+    dist.barrier()  # all have connected: a lane that closes before is a peer that does not come
     recv = [None if peer == rank else np.zeros(8, np.uint8) for peer in range(WORLD)]
     work = lane.all_to_all([None] * WORLD, recv, Channel.BODY)
     store = dist.distributed_c10d._get_default_store()
