@@ -12,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 import cgx
+from cgx.collectives.base import Op
 from cgx.torch import functional
 from tests.harness import run_processes
 from tests.integration.training import SMALL, digest, step, wrapped
@@ -129,6 +130,35 @@ def by_size(rank: int) -> list[str]:
     for _ in range(300):  # past the first look at a decision
         cgx.all_reduce(torch.ones(1), "auto")
     return choices
+
+
+def natively(rank: int) -> None:
+    weight = nn.Parameter(torch.full((3, 5), rank + 1.0))
+    alike = {
+        "plain": torch.full((3, 5), rank + 1.0),
+        "weight": weight,
+        "transposed": torch.full((5, 3), rank + 1.0).t(),
+        "strided": torch.full((6, 5), rank + 1.0)[::2],
+        "double": torch.full((3, 5), rank + 1.0, dtype=torch.float64),
+        "complex": torch.full((3, 5), (rank + 1.0) * 1j),
+        "mapping": {"tensor": torch.full((3, 5), rank + 1.0)},
+    }
+    for _ in range(60):
+        cgx.all_reduce(torch.ones(3, 5), "auto")
+    chooser = functional.chooser_of(dist.group.WORLD)  # type: ignore[arg-type]
+    assert chooser.choice(60) == "off"
+    assert chooser.reduce_natively(torch.ones(3, 5), Op.SUM)
+    for case, given in alike.items():
+        (tensor,) = given.values() if isinstance(given, dict) else (given,)
+        kept = tensor.detach().clone()
+        for op, factor in ((dist.ReduceOp.SUM, 3), (dist.ReduceOp.AVG, 1.5)):
+            tensor.data.copy_(kept)
+            cgx.all_reduce(given, "auto", op=op)
+            assert torch.equal(tensor.detach(), kept / (rank + 1) * factor), (case, op)
+
+
+def test_a_tensor_known_to_travel_exact_takes_the_engines_own_path_whatever_its_memory_is_like() -> None:
+    run_processes(natively, 2)
 
 
 def mismatched(rank: int) -> None:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Literal, final, get_args
 
 from cgx.errors import SpecError
@@ -126,6 +127,7 @@ def parse_spec(text: str) -> Spec:
     raise SpecError(f"unknown spec {text!r}; valid forms: {GRAMMAR}")
 
 
+@lru_cache(maxsize=1024)  # loops that reduce by hand ask every time
 def parse_specs(text: str) -> PhaseSpecs:
     """Reads ``A`` (both phases) or ``A+B`` (phase one + phase two).
 

@@ -12,7 +12,7 @@ from cgx.core.algorithm import Algorithm
 from cgx.core.plan import Parameter, to_specs
 from cgx.core.spec import PhaseSpecs, Spec
 from cgx.errors import SpecError
-from cgx.torch.chooser import Chooser
+from cgx.torch.chooser import UNNAMED, Chooser
 from cgx.torch.compat import DTYPES
 from cgx.torch.method import GIVEN, Method, check_algorithm
 from cgx.torch.session import Session
@@ -60,7 +60,10 @@ def all_reduce(
         raise SpecError("torch.distributed is not initialised; call init_process_group first")
     if not isinstance(group, dist.ProcessGroup):  # new_group gives ranks outside of it a number
         raise SpecError("this rank is not in the group it was asked to reduce over; call on its members only")
-    named = tensors if isinstance(tensors, Mapping) else {"tensor": tensors}
+    known = _choosers.get(id(group)) if spec == "auto" else None
+    if known is not None and type(tensors) is torch.Tensor and known.reduce_natively(tensors, kind):
+        return
+    named = tensors if isinstance(tensors, Mapping) else {UNNAMED: tensors}
     for name, tensor in named.items():
         check_tensor(name, tensor)
     check_algorithm(algorithm)

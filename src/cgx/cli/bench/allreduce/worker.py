@@ -44,7 +44,7 @@ _AUTO_COARSEST = parse_specs(SPECS[-1])  # whatever `auto` takes is held to what
 
 # How many rounds: as many as fit in this time, of every contender, refilling and checking included.
 _SECONDS_PER_CONTENDER = 4.0
-_MIN_ROUNDS, _MAX_ROUNDS = 5, 300
+_MIN_ROUNDS, _MAX_ROUNDS = 5, 1500
 _MAX_EXCHANGES = 10  # of raw streams, spread over the rounds
 _SETTLE_CALLS, _SETTLE_SECONDS = 400, 20.0  # that `auto` may take to choose
 _PROGRESS_SECONDS = 0.2
