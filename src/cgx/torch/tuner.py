@@ -25,6 +25,8 @@ from cgx.torch.session import Session
 _LOG = logging.getLogger("cgx")
 
 _HOOK_SECONDS = 2e-4  # what a Python hook costs a step, generously: a gain below it is none
+_PASS_BYTE_S = 1.2e-10  # of the pass over the gradient that DDP saves without a hook: it divides while it copies
+_UNNOTICED = 0.02  # of a step
 _DOUBT = 2.0  # so many times longer than predicted may compression take, for instance where ranks share cores
 _ROUNDS = 3
 _TURN_SECONDS, _TURN_STEPS = 0.4, (3, 25)  # a turn of the race: long enough to see past noise, short enough to follow
@@ -112,11 +114,26 @@ class Tuner:
 
     def _is_surely_faster(self) -> bool:
         """Asked twice, with a second probe between: what one hiccup of the machine decides stays for the whole run."""
-        if self._sure_gain() <= _HOOK_SECONDS:
+        if not self._is_promising():
             return False
         self._advisor.probe()
         self._expected_seconds = self._on_link()
-        return self._sure_gain() > _HOOK_SECONDS
+        return self._is_promising()
+
+    def _is_promising(self) -> bool:
+        return self._sure_gain() > _HOOK_SECONDS or self._risks_little()
+
+    def _risks_little(self) -> bool:
+        """Whether a trial that loses costs next to nothing, on a link far slower than what compression needs.
+
+        If stock DDP hides the link behind its backward pass, that pass is longer than the link is busy: a hook that ends
+        up doing exact sums costs a small part of it.
+        """
+        raw_nbytes = sum(load.raw_nbytes for load in self._loads)
+        best_s = min(self._expected_seconds[plan] for plan in self._advisor.plans)
+        hook_s = _HOOK_SECONDS + _PASS_BYTE_S * raw_nbytes
+        wait_s = sum(self._advisor.exact_wait(load.raw_nbytes) for load in self._loads)
+        return _DOUBT * best_s < wait_s and hook_s < _UNNOTICED * self._expected_seconds[OFF]
 
     def _sure_gain(self) -> float:
         """Seconds that the best plan gains even if stock DDP hides all but the last bucket behind the backward pass.
