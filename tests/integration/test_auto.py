@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -130,6 +132,55 @@ def by_size(rank: int) -> list[str]:
     for _ in range(300):  # past the first look at a decision
         cgx.all_reduce(torch.ones(1), "auto")
     return choices
+
+
+def forgotten(rank: int) -> None:
+    for how in ("uniform:4", "auto"):
+        model = wide(rank)
+        handle = cgx.compress(model, how, throttle_bit_s=_SLOW)
+        model(torch.ones(4, 128)).mean().backward()
+        handle.remove()
+        alive = weakref.ref(model)
+        del model, handle
+        gc.collect()
+        assert alive() is None, how
+
+
+def test_a_model_that_was_compressed_can_be_freed() -> None:
+    run_processes(forgotten, 2)
+
+
+def bereaved(rank: int) -> str:
+    for _ in range(60):
+        cgx.all_reduce(torch.ones(3), "auto")
+    assert functional.chooser_of(dist.group.WORLD).choice(12) == "off"  # type: ignore[arg-type]
+    if rank == 1:
+        return "left"
+    told = []
+    for tensor in (torch.ones(3), nn.Parameter(torch.ones(3)), torch.ones(3)):  # by either path, and ever after
+        with pytest.raises(cgx.TransportError) as caught:
+            cgx.all_reduce(tensor, "auto")
+        told.append(str(caught.value))
+    return told[0]
+
+
+def test_a_lost_peer_is_a_transport_error_where_the_engine_sums() -> None:
+    assert "exact all-reduce" in run_processes(bereaved, 2, group_timeout_seconds=3.0)[0]
+
+
+def doubles_first(rank: int) -> list[str]:
+    wide64, wide32 = torch.ones(1 << 17, dtype=torch.float64), torch.ones(1 << 18)
+    for _ in range(80):
+        cgx.all_reduce(wide64, "auto", op=dist.ReduceOp.AVG)
+        cgx.all_reduce(wide32, "auto", op=dist.ReduceOp.AVG)
+    chooser = functional.chooser_of(dist.group.WORLD)  # type: ignore[arg-type]
+    return [chooser.choice(1 << 20, dtype) for dtype in (torch.float64, torch.float32)]
+
+
+def test_a_dtype_that_cannot_be_compressed_decides_for_itself_alone() -> None:
+    mine, theirs = run_processes(doubles_first, 2)
+    assert mine == theirs
+    assert mine[0] == "off"
 
 
 def natively(rank: int) -> None:

@@ -76,6 +76,12 @@ class Race:
         """Median of every candidate that was tried, by name."""
         return {entry.candidate.name: entry.seconds for entry in self._entries if entry.tries}
 
+    @property
+    def settled_seconds(self) -> float | None:
+        """Median of the winner; None without one, or when it won untried."""
+        winner = None if self._winner is None else self._entries[self._winner]
+        return winner.seconds if winner is not None and winner.tries else None
+
     def record(self, seconds: float) -> None:
         """Takes the time of the current candidate's turn (agreed by all ranks) and moves on."""
         self._entries[self._current].tries.append(seconds)

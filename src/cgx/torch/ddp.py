@@ -40,18 +40,21 @@ class _Hook:
     def __init__(self, model: DistributedDataParallel) -> None:
         self.group: dist.ProcessGroup = model.process_group
         self.handle: Handle | None = None
-        self._model, self._is_registered = model, False
+        self._is_registered = False
         self._index = self._last_index = 0
         setattr(model, _ATTRIBUTE, self)
 
-    def register(self) -> None:
-        """Puts the hook on the model, once and for all: DDP has no way to take one off."""
+    def register(self, model: DistributedDataParallel) -> None:
+        """Puts the hook on the model, once and for all: DDP has no way to take one off.
+
+        The hook keeps no reference to the model: the cycle would go through C++, where no collector sees it.
+        """
         if self._is_registered:
             return
         try:
-            self._model.register_comm_hook(self, _reduce_bucket)
+            model.register_comm_hook(self, _reduce_bucket)
         except RuntimeError as error:
-            delattr(self._model, _ATTRIBUTE)
+            delattr(model, _ATTRIBUTE)
             raise SpecError(
                 "this DDP model has a communication hook already, and DDP allows one: remove it or leave out cgx "
                 f"({error})"
@@ -69,6 +72,7 @@ class _Hook:
         if handle is None or session is None:
             return _native_mean(buffer, self.group)
         names, shapes = handle.parameters(bucket)
+        is_awaited = self._is_awaited(bucket)
         try:
             method = self._method(bucket, handle, session, names)
             if method is None and session.throttle_bit_s is None:
@@ -80,7 +84,7 @@ class _Hook:
                 Op.AVG,
                 label=f"bucket {bucket.index()}, reduction {session.reductions}",
                 method=method or Method(OFF, "scatter_reduce"),
-                is_awaited=self._is_awaited(bucket),
+                is_awaited=is_awaited,
                 on_done=lambda: future.set_result(buffer),
             )
         except CgxError as error:
@@ -226,7 +230,7 @@ def compress(
     if hook is None:
         hook = _Hook(model)
     if not is_auto:
-        hook.register()  # before connections are opened: it may be refused
+        hook.register(model)  # before connections are opened: it may be refused
     names = {id(parameter): name for name, parameter in named.items()}
     session = tuner = None
     if hook.group.size() > 1 and (how != OFF or throttle_bit_s is not None):
@@ -234,7 +238,7 @@ def compress(
             hook.group,
             parameters,
             plans,
-            algorithm=algorithm,
+            algorithm="scatter_reduce" if is_auto else algorithm,
             intra=inside,
             seed=seed,
             has_error_feedback=error_feedback,
@@ -245,7 +249,7 @@ def compress(
             try:
                 tuner = Tuner(session, Advisor(session, SPECS), _loads_to_come(model, session, names))
                 if tuner.is_worth_a_hook:
-                    hook.register()
+                    hook.register(model)
             except CgxError:
                 session.close()
                 raise

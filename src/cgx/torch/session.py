@@ -31,6 +31,7 @@ from cgx.errors import CgxError
 from cgx.telemetry.summary import Report, count_specs
 from cgx.torch.compat import DTYPES, new_lane, timeout_of, to_array
 from cgx.torch.method import Method, Plans, check_options
+from cgx.torch.spans import span, spanned
 from cgx.torch.tensors import check_tensor
 from cgx.transports.base import Transport
 from cgx.transports.process_group import ProcessGroupTransport, transport_error
@@ -250,7 +251,7 @@ class Session:
             def make() -> Sequence[Stages]:
                 return stages_of(reduce, layout, reduction)
 
-        self._pipeline.submit(Job(label, make, pending.finish))
+        self._pipeline.submit(Job(label, spanned(make), pending.finish))
         return pending
 
     def _is_exact(self, flat: torch.Tensor, names: Sequence[str], method: Method) -> bool:
@@ -347,7 +348,8 @@ class Session:
         """Waits for a reduction and counts the time."""
         start = time.perf_counter()
         try:
-            pending.wait()
+            with span("cgx::wait"):
+                pending.wait()
         finally:
             self.wait_seconds += time.perf_counter() - start
 

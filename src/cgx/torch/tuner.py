@@ -124,10 +124,10 @@ class Tuner:
         return self._sure_gain() > _HOOK_SECONDS or self._risks_little()
 
     def _risks_little(self) -> bool:
-        """Whether a trial that loses costs next to nothing, on a link far slower than what compression needs.
+        """Whether a trial that loses costs next to nothing, on a link far slower than compression needs.
 
-        If stock DDP hides the link behind its backward pass, that pass is longer than the link is busy: a hook that ends
-        up doing exact sums costs a small part of it.
+        If stock DDP hides the link behind its backward pass, that pass outlasts the link's work: a hook that ends up
+        doing exact sums costs a small part of it.
         """
         raw_nbytes = sum(load.raw_nbytes for load in self._loads)
         best_s = min(self._expected_seconds[plan] for plan in self._advisor.plans)
