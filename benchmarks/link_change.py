@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import sys
 import time
 from datetime import timedelta
@@ -81,15 +82,23 @@ def watch(model_name: str) -> tuple[list[dict[str, Any]], bool]:
 
 
 def summary(rows: list[dict[str, Any]]) -> list[tuple[str, int | None, str, float]]:
-    """By link: steps until the choice was settled for good, the choice, and the median step."""
+    """By link: steps until the choice was settled for good (None: none was made on it), the choice, the median step."""
     found = []
+    decided = {index for index in range(len(LINKS)) if any(_is_in(line, index) for line in rows[-1]["history"])}
     for index, link in enumerate(LINKS):
         part = rows[index * STEPS : (index + 1) * STEPS]
         last = part[-1]
         changed = [i for i, row in enumerate(part) if row["choice"] != last["choice"] or not row["settled"]]
         seconds = sorted(row["seconds"] for row in part[-STEPS // 4 :])
-        found.append((link, changed[-1] + 1 if changed else 0, last["choice"], seconds[len(seconds) // 2]))
+        steps = changed[-1] + 1 if changed else 0
+        found.append((link, steps if index in decided else None, last["choice"], seconds[len(seconds) // 2]))
     return found
+
+
+def _is_in(line: str, index: int) -> bool:
+    """Whether a line of the history tells of a decision among the steps on link number ``index``."""
+    number = re.match(r"step (\d+): .* a step", line)
+    return number is not None and index * STEPS <= int(number[1]) < (index + 1) * STEPS
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
@@ -133,7 +142,7 @@ def main() -> int:
     table = Table("link", "settled after", "choice", "median step", title=f"{asked.model}, 2 hosts, how='auto'")
     found = summary(rows)
     for link, steps, choice, seconds in found:
-        table.add_row(link, f"{steps} steps", choice, f"{seconds * 1e3:.0f} ms")
+        table.add_row(link, "never" if steps is None else f"{steps} steps", choice, f"{seconds * 1e3:.0f} ms")
     console.print(table)
     for line in rows[-1]["history"]:
         console.print(line, soft_wrap=True, highlight=False)
