@@ -10,23 +10,25 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from cgx.core.spec import Cast, Identity, PhaseSpecs, Uniform, parse_spec, parse_specs
-from cgx.errors import (
-    CgxError,
-    CollectiveTimeoutError,
-    PeerLostError,
-    PlanMismatchError,
-    SpecError,
-    TransportError,
-    WireError,
-)
-
 if TYPE_CHECKING:
+    from cgx.compressors.frame import decode, encode
+    from cgx.core.spec import Cast, Identity, PhaseSpecs, Uniform, parse_spec, parse_specs
+    from cgx.errors import (
+        CgxError,
+        CollectiveTimeoutError,
+        PeerLostError,
+        PlanMismatchError,
+        SpecError,
+        TransportError,
+        WireError,
+    )
     from cgx.torch.ddp import compress
     from cgx.torch.functional import all_reduce
+    from cgx.torch.original import CGXState, cgx_hook
 
 __version__ = "0.1.0"
 __all__ = [
+    "CGXState",
     "Cast",
     "CgxError",
     "CollectiveTimeoutError",
@@ -39,18 +41,31 @@ __all__ = [
     "Uniform",
     "WireError",
     "all_reduce",
+    "cgx_hook",
     "compress",
+    "decode",
+    "encode",
     "parse_spec",
     "parse_specs",
 ]
 
-# Loaded at first use, so that `import cgx` stays free of torch.
-_LAZY = {"compress": "cgx.torch.ddp", "all_reduce": "cgx.torch.functional"}
+# Loaded at first use: `import torch` imports this package wherever it is installed, and must not notice.
+_SPEC = dict.fromkeys(("Cast", "Identity", "PhaseSpecs", "Uniform", "parse_spec", "parse_specs"), "cgx.core.spec")
+_LAZY = {
+    **_SPEC,
+    "CGXState": "cgx.torch.original",
+    "all_reduce": "cgx.torch.functional",
+    "cgx_hook": "cgx.torch.original",
+    "compress": "cgx.torch.ddp",
+    "decode": "cgx.compressors.frame",
+    "encode": "cgx.compressors.frame",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
+    module = _LAZY.get(name, "cgx.errors" if name in __all__ else None)
+    if module is not None:
+        return getattr(import_module(module), name)
     raise AttributeError(f"module 'cgx' has no attribute {name!r}")
 
 

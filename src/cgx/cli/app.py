@@ -10,6 +10,7 @@ import cgx
 from cgx.cli.bench.app import bench
 from cgx.cli.demo.command import demo
 from cgx.cli.doctor.command import doctor
+from cgx.cli.run.command import SETTINGS, run
 
 app = typer.Typer(
     name="cgx",
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(doctor)
+app.command(context_settings=SETTINGS)(run)
 app.add_typer(bench)
 
 

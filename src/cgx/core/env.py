@@ -7,6 +7,22 @@ import os
 from cgx.errors import SpecError
 
 CODEC_THREADS = "CGX_THREADS"
+HOW = "CGX"
+
+
+def how() -> str | None:
+    """How gradients of models that a script makes travel, by the variable ``CGX``; None where it is unset or empty."""
+    return os.environ.get(HOW, "").strip() or None
+
+
+def set_how(how: str) -> None:
+    """Sets ``CGX`` for the processes that this one starts."""
+    os.environ[HOW] = how
+
+
+def is_autoload_off() -> bool:
+    """Whether torch was told not to load what others install beside it, cgx among them."""
+    return os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0"
 
 
 def codec_threads() -> int:
@@ -31,3 +47,19 @@ def local_world_size() -> int | None:
 def gloo_interface() -> str | None:
     """Network interface the user chose for Gloo, if any."""
     return os.environ.get("GLOO_SOCKET_IFNAME")
+
+
+def original_setting(name: str, default: int) -> int:
+    """A variable of the original CGX, ``CGX_COMPRESSION_<name>``, that scripts and job files still set.
+
+    Raises:
+        SpecError: It is set to something other than a whole number of at least zero.
+    """
+    variable = f"CGX_COMPRESSION_{name}"
+    asked = os.environ.get(variable, "").strip()
+    if asked and not asked.isdecimal():
+        raise SpecError(
+            f"{variable} must be a whole number, found {asked!r}; unset it for the default of {default}, "
+            "or see docs/migration.md"
+        )
+    return int(asked) if asked else default

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
-from cgx.core.spec import PhaseSpecs
+from cgx.core.plan import to_specs
+from cgx.core.spec import Cast, PhaseSpecs, Uniform
 
 
 @final
@@ -90,6 +91,28 @@ class Report:
         """Plain data, the ratio included."""
         return {**asdict(self), "ratio": self.ratio}
 
+    def scalars(self) -> dict[str, float]:
+        """Numbers by name, for a logger's ``log(report.scalars(), step)``; ``docs/visibility.md`` has the recipes.
+
+        All are totals since the session began except ``cgx/ratio`` and, under ``auto``, ``cgx/is_settled`` (0 or 1) and
+        ``cgx/bits``: bits per code of what is in use, 16 for bf16, 32 when gradients travel exact.
+
+        Example:
+            >>> Report(2, 1, 4096, 4096, 512, 0.5, {}, None).scalars()["cgx/ratio"]
+            8.0
+        """
+        scalars: dict[str, float] = {
+            "cgx/reductions": self.reductions,
+            "cgx/raw_nbytes": self.raw_nbytes,
+            "cgx/exact_wire_nbytes": self.exact_wire_nbytes,
+            "cgx/wire_nbytes": self.wire_nbytes,
+            "cgx/ratio": self.ratio,
+            "cgx/wait_seconds": self.wait_seconds,
+        }
+        if self.auto is not None:
+            scalars |= {"cgx/is_settled": self.auto.is_settled, "cgx/bits": _bits_of(self.auto.choice)}
+        return {name: float(value) for name, value in scalars.items()}
+
     def __str__(self) -> str:
         link = "real link" if self.modelled_bit_s is None else f"modelled {self.modelled_bit_s / 1e6:g} Mbit/s"
         rows = [
@@ -104,6 +127,16 @@ class Report:
         ]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def _bits_of(choice: str) -> int:
+    match to_specs(choice).scatter:
+        case Uniform(bits=bits):
+            return bits
+        case Cast():
+            return 16
+        case _:
+            return 32
 
 
 def count_specs(specs: Mapping[str, PhaseSpecs]) -> dict[str, int]:

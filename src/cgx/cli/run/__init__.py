@@ -1,0 +1,1 @@
+"""`cgx run`: torchrun, whose script's DDP models are compressed."""

@@ -1,0 +1,88 @@
+"""Compresses the DDP models of a script that does not call cgx: by the variable ``CGX`` or the backend's name.
+
+Loaded inside of ``import torch`` where the variable is set: what it needs of cgx it imports when a model is made.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from cgx.core.env import how
+
+if TYPE_CHECKING:
+    from cgx.torch.handle import Handle
+
+_LOG = logging.getLogger("cgx")
+_AUTO, _OFF = "auto", "off"
+_HANDLE = "_cgx_handle"
+_WATCHED = "_cgx_watches"
+
+
+def watch() -> None:
+    """From here on every DDP model that is made gets a hook, unless the script registers its own.
+
+    That is at the first forward pass whose gradients will be reduced: later than any hook of the script's, and at a
+    point that all ranks reach together.
+    """
+    stock = DistributedDataParallel.__init__
+    if hasattr(stock, _WATCHED):
+        return
+
+    @functools.wraps(stock)
+    def init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        wanted = _wanted(self.process_group)
+        if wanted == _OFF:
+            return
+
+        @torch._disable_dynamo  # type: ignore[attr-defined]  # a compiler calls it rather than reads it
+        def first(model: DistributedDataParallel, _: Any) -> None:
+            if torch.is_grad_enabled() and model.require_backward_grad_sync:
+                registered.remove()
+                _compress(model, wanted)
+
+        registered = self.register_forward_pre_hook(first)
+
+    setattr(init, _WATCHED, True)
+    DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
+
+
+def handle_of(model: DistributedDataParallel) -> Handle | None:
+    """The handle of a model that was compressed without a call; None before its first step, or where it was not."""
+    handle: Handle | None = getattr(model, _HANDLE, None)
+    return handle
+
+
+def _wanted(group: dist.ProcessGroup) -> str:
+    """How a model's gradients travel: as the variable says, else ``auto`` on the backend ``cgx``, else exact.
+
+    Raises:
+        SpecError: The variable says nothing that cgx understands.
+    """
+    asked = how()
+    if asked is None:
+        return _AUTO if "cgx" in dist.get_backend_config(group) else _OFF
+    if asked not in (_AUTO, _OFF):
+        from cgx.core.plan import to_specs
+
+        to_specs(asked)
+    return asked
+
+
+def _compress(model: DistributedDataParallel, wanted: str) -> None:
+    from cgx.torch.ddp import compress
+
+    if getattr(model, "_comm_hooks", ()):
+        _LOG.info("this DDP model has a communication hook of the script's own; cgx leaves it alone")
+        return
+    devices = {parameter.device.type for parameter in model.module.parameters()}
+    if wanted == _AUTO and devices - {"cpu"}:
+        _LOG.warning("cgx leaves a model on %s alone: this version compresses on the CPU only", sorted(devices))
+        return
+    setattr(model, _HANDLE, compress(model, wanted))
