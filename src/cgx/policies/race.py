@@ -6,7 +6,7 @@ Everything here is a pure function of the seconds it is given: ranks that record
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -81,6 +81,14 @@ class Race:
         """Median of the winner; None without one, or when it won untried."""
         winner = None if self._winner is None else self._entries[self._winner]
         return winner.seconds if winner is not None and winner.tries else None
+
+    def settle(self, winner: str, seconds: Mapping[str, float]) -> None:
+        """Takes over what an earlier race among these candidates found, and the times it was found by."""
+        names = [entry.candidate.name for entry in self._entries]
+        self._winner = names.index(winner)
+        for entry in self._entries:
+            name = entry.candidate.name
+            entry.tries = [seconds[name]] if name in seconds else []
 
     def record(self, seconds: float) -> None:
         """Takes the time of the current candidate's turn (agreed by all ranks) and moves on."""

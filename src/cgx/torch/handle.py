@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, final
 
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
@@ -15,6 +14,7 @@ from cgx.errors import SpecError
 from cgx.telemetry.summary import Report, count_specs
 from cgx.torch.advisor import Load, load_of
 from cgx.torch.session import Session
+from cgx.torch.state import load_state, saved_state
 from cgx.torch.tuner import Tuner
 
 
@@ -52,57 +52,38 @@ class Handle:
         return replace(self.session.report(), auto=auto, plan=plan)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state: reduction counters and, with error feedback, residuals; loads with ``weights_only=True``.
+        """This rank's state: plan, reduction counters, residuals (fp32) and what ``auto`` decided.
 
-        Local, not collective: save one file per rank. Load it on the same rank of a group of the same size.
+        Local, never collective: save one file a rank beside the checkpoint, on every rank. Loads with
+        ``weights_only=True``; in a distributed checkpoint, give each rank's state a key of its own. Without error
+        feedback all ranks' states say the same, so rank 0's will do for all.
+
+        Example:
+            ``torch.save(handle.state_dict(), f"cgx-{dist.get_rank()}.pt")``
         """
-        session = self.session
-        state: dict[str, Any] = {"version": 1, "world_size": self._door.group.size(), "residual": {}}
-        if session is None:
-            return state | {"seed": None, "reduction_index": {}}
-        counted = dict(zip(session.shapes, session.reduction_index.tolist(), strict=True))
-        indices = {name: counted[name] for name in self._names.values()}
-        state |= {"seed": session.seed, "reduction_index": indices}
-        if session.residual is not None:
-            for name, at in session.state_offsets.items():
-                shape = session.shapes[name]
-                flat = torch.from_numpy(session.residual)[at : at + _numel(shape)]
-                state["residual"][name] = flat.view(shape).clone()
-        return state
+        group = self._door.group
+        return saved_state(
+            self.session, self._names.values(), rank=group.rank(), world_size=group.size(), tuner=self.tuner
+        )
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues where ``state_dict`` was taken, bit for bit.
+    def load_state_dict(self, state: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> None:
+        """Continues where ``state_dict`` was taken: bit for bit, if the plan and the number of ranks are the same.
 
-        Under ``auto`` counters continue, while what is chosen is tried anew: a state taken on another link fits too.
+        Local; call it on every rank with states of the same step, else the next reduction raises PlanMismatchError.
+
+        With another number of ranks and error feedback, pass the states of all saved ranks (a generator holds two at a
+        time): the mean of their residuals is handed out so that the averaged gradient still gets all that is owed,
+        rounding apart. Under ``auto`` a settled choice is kept if the link measures as it did then, within a
+        factor of 1.6, and the number of ranks is the same; otherwise it is tried anew.
 
         Raises:
-            SpecError: The state is of another model, seed, world size or residual setting; nothing is changed.
+            SpecError: The state is of another model, seed, rank or residual setting; nothing is changed.
+
+        Example:
+            ``handle.load_state_dict(torch.load(f"cgx-{dist.get_rank()}.pt", weights_only=True))``, and from four ranks
+            ``handle.load_state_dict(torch.load(f"cgx-{rank}.pt", weights_only=True) for rank in range(4))``
         """
-        mine = self.state_dict()
-        # auto may compress here and not there, or the other way round.
-        is_free = self.tuner is not None and None in (mine["seed"], state.get("seed"))
-        for field in ("version", "world_size", *(() if is_free else ("seed",))):
-            if mine[field] != state.get(field):
-                raise SpecError(f"this state does not fit: {field} here {mine[field]}, in it {state.get(field)}")
-        for field in ("residual", *(() if is_free else ("reduction_index",))):
-            ours, theirs = set(mine[field]), set(state.get(field, {}))
-            if ours != theirs:
-                raise SpecError(f"this state does not fit: {field} differs in {sorted(ours ^ theirs)[:5]}")
-        for name, tensor in mine["residual"].items():
-            if tensor.shape != state["residual"][name].shape:
-                raise SpecError(
-                    f"this state does not fit: residual of {name} has shape {list(state['residual'][name].shape)}, "
-                    f"the parameter {list(tensor.shape)}"
-                )
-        session = self.session
-        if session is None:
-            return
-        for at, name in enumerate(session.shapes):
-            session.reduction_index[at] = state["reduction_index"].get(name, session.reduction_index[at])
-        if session.residual is not None:
-            for name, at in session.state_offsets.items():
-                flat = state["residual"][name].reshape(-1)
-                session.residual[at : at + len(flat)] = flat.numpy()
+        load_state(self.session, self.state_dict(), state, self.tuner)
 
     def parameters(self, bucket: GradBucket) -> tuple[list[str], list[tuple[int, ...]]]:
         """Names and shapes of a bucket's parameters."""
@@ -133,7 +114,3 @@ class Handle:
             self._door.handle = None
         if session is not None:
             session.close()
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    return int(torch.Size(shape).numel())

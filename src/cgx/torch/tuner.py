@@ -6,15 +6,17 @@ the way its gradients travelled. Ranks count the same steps and decide at the sa
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import statistics
 import time
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Mapping, Sequence
+from typing import Any, final
 
-from cgx.core.plan import OFF, Parameter, choose_specs
+from cgx.core.plan import OFF, Parameter, choose_specs, fingerprint
 from cgx.core.spec import PhaseSpecs
+from cgx.errors import PlanMismatchError
 from cgx.policies.race import Candidate, Race
 from cgx.policies.step import Bucket, exposed_seconds
 from cgx.telemetry.summary import Auto
@@ -32,6 +34,7 @@ _ROUNDS = 3
 _TURN_SECONDS, _TURN_STEPS = 0.4, (3, 25)  # a turn of the race: long enough to see past noise, short enough to follow
 _LOOK_STEPS = 16  # between two looks at the step time, for an exchange of 16 bytes
 _GLANCE_SECONDS, _GLANCE_STEPS = 4.0, 8  # between two glances at the link
+_SAME_LINK = 1.6  # times slower or faster: a saved choice still holds
 _DRIFT = 1.5  # times the step time at the decision: time to glance at the link
 
 
@@ -62,6 +65,8 @@ class Tuner:
         self._turn_steps = _TURN_STEPS[0]
         self._skip = 2  # DDP's first step, whose buckets it rebuilds, and the one in which kernels compile
         self._settled_seconds = self._since_glance_seconds = 0.0
+        self._loaded: Mapping[str, Any] | None = None
+        self._is_loaded_everywhere = False
         self._expected_seconds = self._on_link()
         is_modelled = session.throttle_bit_s is not None  # then exact sums need the hook as well
         self.is_worth_a_hook = is_modelled or self._is_surely_faster()
@@ -77,6 +82,7 @@ class Tuner:
 
         Raises:
             TransportError: A peer is lost or silent.
+            PlanMismatchError: Ranks loaded different states.
         """
         now = time.perf_counter()
         if self._step:
@@ -86,11 +92,15 @@ class Tuner:
                 self._steps.append(now - self._started_at)
                 self._waits.append(self._session.wait_seconds - self._waited_at_start)
             self._loads = [load for load, _ in self._seen] or self._loads
+        else:
+            self._agree()  # so that what was loaded holds from the first step
         self._step += 1
         if self._race.is_settled:
             self._look()
         elif len(self._steps) >= self._turn_steps:
             self._end_turn()
+        if self._is_loaded_everywhere:
+            self._take_over()
         self._seen = []
         self._started_at, self._waited_at_start = time.perf_counter(), self._session.wait_seconds
 
@@ -111,6 +121,25 @@ class Tuner:
             wait_seconds=dict(self._measured_waits),
             history=tuple(self.history),
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was decided, by which step times and on which link: the same on every rank. Seconds of 0: not tried."""
+        seconds = self._race.seconds
+        return {
+            "step": self._step,
+            "choice": self.choice,
+            "is_settled": self._race.is_settled and self.is_worth_a_hook,
+            "settled_seconds": self._settled_seconds,
+            "step_seconds": {name: seconds.get(name, 0.0) for name in self._names},
+            "link_byte_s": self._advisor.measured.flat.byte_s,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes effect when ranks exchange something next: before the first step, at the end of a turn, or at a look.
+
+        Only there do they know that all of them loaded the same.
+        """
+        self._loaded = dict(state)
 
     def _is_surely_faster(self) -> bool:
         """Asked twice, with a second probe between: what one hiccup of the machine decides stays for the whole run."""
@@ -198,13 +227,45 @@ class Tuner:
 
     def _agree_on_medians(self) -> float:
         """The slowest rank's step time; also notes what of it was waiting, beside what was predicted."""
-        step_s, wait_s = self._advisor.agree([statistics.median(self._steps), statistics.median(self._waits)])
+        step_s, wait_s = self._agree(statistics.median(self._steps), statistics.median(self._waits))
         self._measured_waits[self.choice] = wait_s
         ready = [Bucket(ready_s, self._seconds(self.choice, load)) for load, ready_s in self._seen]
         if ready:
             self._expected_waits[self.choice] = exposed_seconds(ready[-1].ready_s, ready)
         self._clear()
         return step_s
+
+    def _agree(self, *seconds: float) -> list[float]:
+        """The slowest rank's values; the same exchange tells whether all ranks loaded the same state."""
+        mark = 0.0
+        if self._loaded is not None:
+            text = json.dumps(self._loaded, sort_keys=True)
+            mark = float(int.from_bytes(fingerprint([text])[:6], "little"))  # a float64 holds 53 bits
+        *slowest, most, negated_least = self._advisor.agree([*seconds, mark, -mark])
+        if most != -negated_least:
+            with self._session.exchange():
+                raise PlanMismatchError(
+                    "ranks loaded different states (or only some ranks loaded one), so they would choose differently "
+                    "under auto; call handle.load_state_dict on every rank, with states saved at the same step"
+                )
+        self._is_loaded_everywhere = mark > 0
+        return slowest
+
+    def _take_over(self) -> None:
+        """Goes on from the loaded decision, if the link is as it was then."""
+        loaded, self._loaded, self._is_loaded_everywhere = self._loaded, None, False
+        assert loaded is not None
+        self._step = loaded["step"] + 1
+        if not loaded["is_settled"] or loaded["choice"] not in self._names:
+            return
+        if not 1 / _SAME_LINK < self._advisor.measured.flat.byte_s / loaded["link_byte_s"] < _SAME_LINK:
+            self._say(f"the link is not as it was when the state was saved, trying anew ({self._advisor})")
+            return
+        self._race.settle(loaded["choice"], {name: s for name, s in loaded["step_seconds"].items() if s})
+        self._settled_seconds, self._since_glance_seconds = loaded["settled_seconds"], 0.0
+        self._skip = max(self._skip, 1)
+        self._clear()
+        self._say(f"as saved, {self._reason}")
 
     def _clear(self) -> None:
         self._steps.clear()
