@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -216,9 +217,21 @@ def compiled_steps(compiled: Any, model: nn.Module, rank: int) -> list[Tensor]:
     return gradients(model)
 
 
+def uneven(rank: int, how: Any) -> list[Tensor]:
+    """Ranks have one and three batches; the rank that is out of data shadows the other's reductions."""
+    model = model_of(built(), how)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with Join([model]):
+        for number in range(1 + 2 * rank):
+            optimizer.zero_grad()
+            loss_of(model, rank, number).backward()
+            optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
 RECIPES: list[Recipe] = [
     autocast_bf16, autocast_fp16, averaged, adapters, checkpointed, deterministic, profiled, buffers, loaded,
-    forked, compiled_before, compiled_after,
+    forked, compiled_before, compiled_after, uneven,
 ]  # fmt: skip
 
 
@@ -237,3 +250,23 @@ def test_recipe_beside_stock(recipe: Recipe) -> None:
     result = results[0]
     assert result["off"] == result["stock"]
     assert 0 < result["nmse"] < NMSE
+
+
+def synchronised(rank: int, how: Any) -> str:
+    """What SyncBatchNorm says; torch has it for accelerators alone."""
+    model = model_of(nn.SyncBatchNorm.convert_sync_batchnorm(built(normalised)), how)
+    try:
+        loss_of(model, rank, 0).backward()
+    except ValueError as error:
+        return str(error)
+    return digest(gradients(model))
+
+
+def both_synchronised(rank: int) -> list[str]:
+    return [synchronised(rank, how) for how in (None, "uniform:4")]
+
+
+def test_sync_batch_norm_is_refused_as_stock_refuses_it() -> None:
+    for stock, compressed in run_processes(both_synchronised, 2):
+        assert stock == compressed
+        assert "SyncBatchNorm expected input tensor to be on" in stock

@@ -8,12 +8,15 @@ from __future__ import annotations
 import functools
 import logging
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cgx.core.env import how
+from cgx.torch.compat import untraced
 
 if TYPE_CHECKING:
     from cgx.torch.handle import Handle
@@ -22,6 +25,7 @@ _LOG = logging.getLogger("cgx")
 _AUTO, _OFF = "auto", "off"
 _HANDLE = "_cgx_handle"
 _WATCHED = "_cgx_watches"
+_wrappers: WeakValueDictionary[int, DistributedDataParallel] = WeakValueDictionary()  # by id of what they wrap
 
 
 def watch() -> None:
@@ -37,11 +41,12 @@ def watch() -> None:
     @functools.wraps(stock)
     def init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         stock(self, *args, **kwargs)
+        _wrappers[id(self.module)] = self
         wanted = _wanted(self.process_group)
         if wanted == _OFF:
             return
 
-        @torch._disable_dynamo  # type: ignore[attr-defined]  # a compiler calls it rather than reads it
+        @untraced
         def first(model: DistributedDataParallel, _: Any) -> None:
             if torch.is_grad_enabled() and model.require_backward_grad_sync:
                 registered.remove()
@@ -57,6 +62,12 @@ def handle_of(model: DistributedDataParallel) -> Handle | None:
     """The handle of a model that was compressed without a call; None before its first step, or where it was not."""
     handle: Handle | None = getattr(model, _HANDLE, None)
     return handle
+
+
+def wrapper_of(module: nn.Module) -> DistributedDataParallel | None:
+    """The DDP model that was made last around a module, if one was since ``watch``."""
+    wrapper = _wrappers.get(id(module))
+    return wrapper if wrapper is not None and wrapper.module is module else None
 
 
 def _wanted(group: dist.ProcessGroup) -> str:

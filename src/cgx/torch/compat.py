@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -56,6 +56,14 @@ def at_end_of_backward(callback: Callable[[], None]) -> None:
         if "during backward pass" not in str(error):
             raise
         callback()
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def untraced(function: Function) -> Function:
+    """A compiler calls ``function`` rather than reads it."""
+    return torch._disable_dynamo(function)  # type: ignore[attr-defined,return-value]
 
 
 def to_array(tensor: torch.Tensor) -> Any:

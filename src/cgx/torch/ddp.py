@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, final
 
 import torch
@@ -20,10 +19,11 @@ from cgx.core.plan import OFF, How, Parameter, choose_specs
 from cgx.core.spec import parse_spec
 from cgx.errors import CgxError, SpecError
 from cgx.torch.advisor import SPECS, Advisor, Load, load_of
-from cgx.torch.compat import DTYPES, at_end_of_backward
+from cgx.torch.compat import DTYPES, at_end_of_backward, untraced
+from cgx.torch.endings import raise_at_end, settle_at_end
 from cgx.torch.handle import Handle
 from cgx.torch.method import GIVEN, Method
-from cgx.torch.session import Pending, Session
+from cgx.torch.session import Session
 from cgx.torch.tensors import check_tensor
 from cgx.torch.tuner import Tuner, auto_plans
 
@@ -42,6 +42,7 @@ class _Hook:
         self.handle: Handle | None = None
         self._is_registered = False
         self._index = self._last_index = 0
+        self._reduced: set[str] = set()
         setattr(model, _ATTRIBUTE, self)
 
     def register(self, model: DistributedDataParallel) -> None:
@@ -74,7 +75,9 @@ class _Hook:
         names, shapes = handle.parameters(bucket)
         is_awaited = self._is_awaited(bucket)
         try:
-            method = self._method(bucket, handle, session, names)
+            is_first = bucket.index() <= self._index  # of a step, whichever DDP leaves out
+            self._index = bucket.index()
+            method = _method(handle, session, names, buffer, is_first=is_first)
             if method is None and session.throttle_bit_s is None:
                 return _timed(session, _native_mean(buffer, self.group), buffer)
             pending = session.reduce_flat(
@@ -89,41 +92,36 @@ class _Hook:
             )
         except CgxError as error:
             future.set_result(buffer)
-            at_end_of_backward(partial(at_end_of_backward, partial(_throw, error)))
+            raise_at_end(error)
         else:
-            at_end_of_backward(partial(_settle, session, pending))
+            settle_at_end(session, pending)
         return future
 
-    def _method(self, bucket: GradBucket, handle: Handle, session: Session, names: Sequence[str]) -> Method | None:
-        """How a bucket travels; None is the engine's own all-reduce."""
-        tuner = handle.tuner
-        if tuner is None:
-            return session.method
-        if bucket.index() <= self._index:  # the first of a step, whichever DDP leaves out
-            tuner.begin_step()
-        self._index = bucket.index()
-        session.check()
-        if bucket.buffer().is_sparse:
-            return None
-        return tuner.method(handle.load(tuple(names), bucket.buffer().nbytes))
+    def reduce_gradient(self, gradient: torch.Tensor, parameter: torch.Tensor) -> None:
+        """Reduces one gradient in place: under compiled autograd they come one by one, and nothing waits for them."""
+        if self.group.size() == 1:
+            return
+        handle = self.handle
+        session = None if handle is None else handle.session
+        if handle is None or session is None:
+            _native_mean(gradient, self.group).wait()
+            return
+        name = handle.name(parameter)
+        is_first = not self._reduced or name in self._reduced  # a step begins where a gradient comes again
+        self._reduced = {name} if is_first else self._reduced | {name}
+        method = _method(handle, session, [name], gradient, is_first=is_first)
+        if gradient.is_sparse or (method is None and session.throttle_bit_s is None):
+            session.count_native(gradient)
+            _native_mean(gradient, self.group).wait()
+        else:
+            label = f"{name}, reduction {session.reductions}"
+            session.reduce({name: gradient}, Op.AVG, label=label, method=method or Method(OFF, "scatter_reduce"))
 
     def _is_awaited(self, bucket: GradBucket) -> bool:
         """True for a step's last two buckets: both are ready when the backward pass ends, or nearly so."""
         if bucket.is_last():
             self._last_index = bucket.index()
         return bucket.index() >= self._last_index - 1
-
-
-def _settle(session: Session, pending: Pending) -> None:
-    """Waits for a bucket before DDP does, which would neither count the time nor keep the class of an error."""
-    try:
-        session.wait(pending)
-    except CgxError as error:
-        at_end_of_backward(partial(_throw, error))  # behind DDP's own end: cut short, it would fail in the next pass
-
-
-def _throw(error: CgxError) -> None:
-    raise error
 
 
 def _timed(
@@ -149,8 +147,32 @@ def _native_mean(buffer: torch.Tensor, group: dist.ProcessGroup) -> torch.future
     return future
 
 
+def _method(
+    handle: Handle, session: Session, names: Sequence[str], buffer: torch.Tensor, *, is_first: bool
+) -> Method | None:
+    """How a buffer travels; None is the engine's own all-reduce."""
+    tuner = handle.tuner
+    if tuner is None:
+        return session.method
+    if is_first:
+        tuner.begin_step()
+    session.check()
+    if buffer.is_sparse:
+        return None
+    return tuner.method(handle.load(tuple(names), buffer.nbytes))
+
+
 def _reduce_bucket(state: _Hook, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    given: Any = bucket  # DDP reads the annotations, and holds us to them alone
+    if isinstance(given, tuple):  # from its Python reducer, which is for compiled autograd and looks at no result
+        _reduce_gradient(state, *given)
+        return None  # type: ignore[return-value]
     return state.reduce_bucket(bucket)
+
+
+@untraced
+def _reduce_gradient(state: _Hook, gradient: torch.Tensor, parameter: torch.Tensor) -> None:
+    state.reduce_gradient(gradient, parameter)
 
 
 def compress(

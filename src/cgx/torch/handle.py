@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, final
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
@@ -87,18 +88,20 @@ class Handle:
 
     def parameters(self, bucket: GradBucket) -> tuple[list[str], list[tuple[int, ...]]]:
         """Names and shapes of a bucket's parameters."""
-        names = []
-        for parameter in bucket.parameters():
-            name = self._names.get(id(parameter))
-            if name is None:
-                raise SpecError(
-                    f"DDP reduces a parameter of shape {tuple(parameter.shape)} that the model did not have when "
-                    "cgx.compress was called; call cgx.compress after the model is complete"
-                )
-            names.append(name)
+        names = [self.name(parameter) for parameter in bucket.parameters()]
         # Flat shapes in buffer order: strides differ under channels_last, memory order does not.
         shapes = [tuple(parameter.shape) for parameter in bucket.parameters()]
         return names, shapes
+
+    def name(self, parameter: torch.Tensor) -> str:
+        """Name of one of the model's parameters."""
+        name = self._names.get(id(parameter))
+        if name is None:
+            raise SpecError(
+                f"DDP reduces a parameter of shape {tuple(parameter.shape)} that the model did not have when "
+                "cgx.compress was called; call cgx.compress after the model is complete"
+            )
+        return name
 
     def load(self, names: tuple[str, ...], raw_nbytes: int) -> Load:
         """What the bucket of these parameters has to move."""

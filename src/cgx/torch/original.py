@@ -2,7 +2,6 @@
 
 # No postponed evaluation of annotations here: DDP inspects the hook's.
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import final
 
 import torch
@@ -16,7 +15,8 @@ from cgx.core.plan import Parameter
 from cgx.core.spec import EXACT, PhaseSpecs, Uniform
 from cgx.errors import CgxError, SpecError
 from cgx.telemetry.summary import Report
-from cgx.torch.compat import DTYPES, at_end_of_backward
+from cgx.torch.compat import DTYPES
+from cgx.torch.endings import raise_at_end, settle_at_end
 from cgx.torch.method import GIVEN
 from cgx.torch.session import Pending, Session
 from cgx.torch.tensors import check_tensor
@@ -119,9 +119,9 @@ class CGXState:
             )
         except CgxError as error:
             future.set_result(buffer)
-            at_end_of_backward(partial(at_end_of_backward, partial(_throw, error)))
+            raise_at_end(error)
         else:
-            at_end_of_backward(partial(_settle, session, pending))
+            settle_at_end(session, pending)
         return future
 
     def _session_with(self, parameters: Sequence[torch.Tensor]) -> Session:
@@ -170,15 +170,3 @@ def _specs(bits: int, block_size: int) -> PhaseSpecs:
             f"exact, bucket_size a power of two from 32 to 65536 ({error})"
         ) from error
     return PhaseSpecs(spec, spec)
-
-
-def _settle(session: Session, pending: Pending) -> None:
-    """Waits before DDP does, which would neither count the time nor keep the class of an error."""
-    try:
-        session.wait(pending)
-    except CgxError as error:
-        at_end_of_backward(partial(_throw, error))
-
-
-def _throw(error: CgxError) -> None:
-    raise error
