@@ -24,7 +24,7 @@ def train() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    from cgx.torch.automatic import handle_of  # only to show that it worked
+    from cgx.torch.ddp import handle_of  # only to show that it worked
 
     handle = handle_of(model)
     ray.train.report({"loss": loss.item(), "ratio": 1.0 if handle is None else handle.report().ratio})

@@ -35,7 +35,8 @@ digests = [None, None]
 dist.all_gather_object(digests, digest)
 assert digests[0] == digests[1]
 if dist.get_rank() == 0:
-    handle = getattr(model, "_cgx_handle", None)
+    from cgx.torch.ddp import handle_of
+    handle = handle_of(model)
     ratio = None if handle is None else handle.report().raw_nbytes / max(1, handle.report().wire_nbytes)
     print("RESULT", digest, ratio)
 dist.destroy_process_group()

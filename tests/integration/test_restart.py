@@ -60,7 +60,7 @@ import hashlib, os, signal, sys
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from cgx.torch.automatic import handle_of
+from cgx.torch.ddp import handle_of
 
 folder, attempt = sys.argv[1], int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 dist.init_process_group("gloo")

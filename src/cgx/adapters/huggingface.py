@@ -30,11 +30,11 @@ class CgxCallback(TrainerCallback):
     Args:
         how: As for ``cgx.compress``.
         options: Further ones of ``cgx.compress``, such as ``{"error_feedback": True}``.
-        resume_from: The checkpoint that training goes on from; None looks for ``checkpoint-<step>`` in the
-            ``output_dir``, where the Trainer put it.
+        resume_from: The checkpoint that training goes on from; None takes it from the Trainer's arguments, or looks
+            for ``checkpoint-<step>`` in the ``output_dir``, where the Trainer put it.
 
     Attributes:
-        handle: Of the model; None before training, with one process, or without DDP.
+        handle: Of the model that was trained last; None before, with one process, or without DDP.
     """
 
     def __init__(
@@ -61,13 +61,20 @@ class CgxCallback(TrainerCallback):
             return
         self.handle = compress(wrapper, self.how, **self.options)
         if state.global_step:
-            folder = _folder(args, state) if self._resume_from is None else Path(self._resume_from)
-            load_from_beside(self.handle, partial(_path, folder))
+            given = self._resume_from or args.resume_from_checkpoint
+            folder = Path(given) if given and Path(given).is_dir() else _folder(args, state)
+            hint = ". If it lies elsewhere, say where: CgxCallback(..., resume_from=folder)"
+            load_from_beside(self.handle, partial(_path, folder), step=state.global_step, hint=hint)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Writes this rank's state into the checkpoint that was just made."""
+        """Writes this rank's state into the checkpoint that was just made; a search's trials go on from none."""
+        if self.handle is not None and not state.is_hyper_param_search:
+            save_beside(self.handle, partial(_path, _folder(args, state)), step=state.global_step)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Ends the connections; the handle's report stays."""
         if self.handle is not None:
-            save_beside(self.handle, partial(_path, _folder(args, state)))
+            self.handle.remove()
 
     def on_log(
         self,
@@ -77,8 +84,8 @@ class CgxCallback(TrainerCallback):
         logs: dict[str, float] | None = None,
         **_: Any,
     ) -> None:
-        """Adds the scalars to what is logged and to the Trainer's own record."""
-        if self.handle is None or logs is None:
+        """Adds the scalars to what is logged of training, and to the Trainer's own record."""
+        if self.handle is None or logs is None or "loss" not in logs:
             return
         scalars = self.handle.report().scalars()
         logs |= scalars

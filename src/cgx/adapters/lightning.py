@@ -1,7 +1,9 @@
-"""Lightning and Fabric: DDP strategies that compress, on CPUs as well, and a callback for loggers."""
+"""Lightning and Fabric: DDP strategies that compress, on CPUs, and a callback for loggers."""
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 from lightning.fabric.strategies import DDPStrategy as FabricDDP
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -18,11 +21,14 @@ from cgx.core.plan import How
 from cgx.torch.ddp import compress
 from cgx.torch.handle import Handle
 
+_LOG = logging.getLogger("cgx")
+
 
 class CgxStrategy(DDPStrategy):
     """``Trainer(strategy=CgxStrategy("auto"))``: DDP with compressed gradients.
 
-    Beside each checkpoint every rank writes ``<checkpoint>.cgx-<rank>.pt``, and reads it where training goes on.
+    Beside each checkpoint on a disk every rank writes ``<checkpoint>.cgx-<rank>.pt``, and reads it where training
+    goes on.
 
     Args:
         how: As for ``cgx.compress``.
@@ -30,7 +36,7 @@ class CgxStrategy(DDPStrategy):
         ddp: As for ``DDPStrategy``.
 
     Attributes:
-        handle: Of the model; None before ``fit`` has wrapped it.
+        handle: Of the model that was fitted last; None before.
     """
 
     strategy_name = "cgx"
@@ -39,7 +45,7 @@ class CgxStrategy(DDPStrategy):
         super().__init__(**ddp)
         self.how, self.options = how, dict(options or {})
         self.handle: Handle | None = None
-        self._resume_from: Path | None = None
+        self._resume_from: tuple[Path, int] | None = None
 
     def configure_ddp(self) -> None:
         """Wraps the model, and compresses it."""
@@ -47,30 +53,54 @@ class CgxStrategy(DDPStrategy):
         assert isinstance(self.model, DistributedDataParallel)
         self.handle = compress(self.model, self.how, **self.options)
         if self._resume_from is not None:  # Lightning reads the checkpoint before it wraps the model
-            load_from_beside(self.handle, partial(_path, self._resume_from))
+            (checkpoint, step), self._resume_from = self._resume_from, None
+            load_from_beside(self.handle, partial(_path, checkpoint), step=step)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Writes the checkpoint, and every rank's state beside it."""
         super().save_checkpoint(checkpoint, filepath, storage_options)
-        if self.handle is not None:
-            save_beside(self.handle, partial(_path, Path(filepath)))
+        path = self._local(filepath)
+        if self.handle is not None and path is not None:
+            save_beside(self.handle, partial(_path, path), step=checkpoint["global_step"])
 
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Reads the checkpoint; the model that is wrapped next goes on from the states beside it."""
-        self._resume_from = Path(checkpoint_path)
-        loaded: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
+    def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Reads the checkpoint; a fit goes on from the states beside it."""
+        loaded: dict[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
+        path, module = self._local(checkpoint_path), self.lightning_module
+        if path is not None and module is not None and module.trainer.state.fn is TrainerFn.FITTING:
+            path, step = Path(os.path.realpath(path)), loaded["global_step"]  # last.ckpt may be a link
+            if isinstance(self.model, DistributedDataParallel) and self.handle is not None:
+                load_from_beside(self.handle, partial(_path, path), step=step)
+            else:
+                self._resume_from = path, step
         return loaded
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Removes the checkpoint, and every rank's state beside it."""
         super().remove_checkpoint(filepath)
-        remove_beside(partial(_path, Path(filepath)))
+        path = self._local(filepath)
+        if path is not None:
+            remove_beside(partial(_path, path))
+
+    def teardown(self) -> None:
+        """Ends the connections; the handle's report stays."""
+        if self.handle is not None:
+            self.handle.remove()
+        super().teardown()
+
+    def _local(self, path: Any) -> Path | None:
+        if "://" in str(path):
+            if self.is_global_zero:
+                _LOG.warning("cgx keeps its state beside checkpoints on a disk only: %s gets none", path)
+            return None
+        return Path(path)
 
 
 class CgxFabricStrategy(FabricDDP):
     """``Fabric(strategy=CgxFabricStrategy("auto"))``: DDP with compressed gradients.
 
-    Beside each checkpoint every rank writes ``<checkpoint>.cgx-<model>-<rank>.pt``; ``fabric.load`` reads them.
+    Beside each checkpoint every rank writes ``<checkpoint>.cgx-<model>-<rank>.pt``; ``fabric.load`` reads them. Set
+    models up before, in the same order as the saved run did.
 
     Args:
         how: As for ``cgx.compress``.
@@ -101,10 +131,10 @@ class CgxFabricStrategy(FabricDDP):
             save_beside(handle, partial(_path_of_model, Path(path), at))
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Reads the checkpoint, and this rank's states beside it: models are set up before."""
-        loaded: dict[str, Any] = super().load_checkpoint(path, *args, **kwargs)
+        """Reads this rank's states, and the checkpoint."""
         for at, handle in enumerate(self.handles):
             load_from_beside(handle, partial(_path_of_model, Path(path), at))
+        loaded: dict[str, Any] = super().load_checkpoint(path, *args, **kwargs)
         return loaded
 
 

@@ -157,7 +157,8 @@ class Pipeline:
             thread, self._thread = self._thread, None
         if thread is not None:
             self._inbox.put(None)
-            thread.join(timeout_seconds)
+            if thread is not threading.current_thread():  # which may collect a model that nobody holds any more
+                thread.join(timeout_seconds)
 
     def _run(self) -> None:
         jobs: deque[Job] = deque()

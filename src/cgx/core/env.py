@@ -44,6 +44,12 @@ def local_world_size() -> int | None:
     return int(local) if local.isdecimal() and int(local) > 0 else None
 
 
+def restart_count() -> int:
+    """How often the launcher has started this job's ranks again (torchrun says so)."""
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return int(count) if count.isdecimal() else 0
+
+
 def gloo_interface() -> str | None:
     """Network interface the user chose for Gloo, if any."""
     return os.environ.get("GLOO_SOCKET_IFNAME")

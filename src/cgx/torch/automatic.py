@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -18,12 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from cgx.core.env import how
 from cgx.torch.compat import untraced
 
-if TYPE_CHECKING:
-    from cgx.torch.handle import Handle
-
 _LOG = logging.getLogger("cgx")
 _AUTO, _OFF = "auto", "off"
-_HANDLE = "_cgx_handle"
 _WATCHED = "_cgx_watches"
 _wrappers: WeakValueDictionary[int, DistributedDataParallel] = WeakValueDictionary()  # by id of what they wrap
 
@@ -42,26 +38,11 @@ def watch() -> None:
     def init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         stock(self, *args, **kwargs)
         _wrappers[id(self.module)] = self
-        wanted = _wanted(self.process_group)
-        if wanted == _OFF:
-            return
-
-        @untraced
-        def first(model: DistributedDataParallel, _: Any) -> None:
-            if torch.is_grad_enabled() and model.require_backward_grad_sync:
-                registered.remove()
-                _compress(model, wanted)
-
-        registered = self.register_forward_pre_hook(first)
+        if _wanted(self.process_group) != _OFF:
+            self.register_forward_pre_hook(_compress_first)
 
     setattr(init, _WATCHED, True)
     DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
-
-
-def handle_of(model: DistributedDataParallel) -> Handle | None:
-    """The handle of a model that was compressed without a call; None before its first step, or where it was not."""
-    handle: Handle | None = getattr(model, _HANDLE, None)
-    return handle
 
 
 def wrapper_of(module: nn.Module) -> DistributedDataParallel | None:
@@ -78,7 +59,7 @@ def _wanted(group: dist.ProcessGroup) -> str:
     """
     asked = how()
     if asked is None:
-        return _AUTO if "cgx" in dist.get_backend_config(group) else _OFF
+        return _AUTO if _is_ours(group) else _OFF
     if asked not in (_AUTO, _OFF):
         from cgx.core.plan import to_specs
 
@@ -86,14 +67,26 @@ def _wanted(group: dist.ProcessGroup) -> str:
     return asked
 
 
-def _compress(model: DistributedDataParallel, wanted: str) -> None:
-    from cgx.torch.ddp import compress
+def _is_ours(group: dist.ProcessGroup) -> bool:
+    try:
+        return "cgx" in dist.get_backend_config(group)
+    except (RuntimeError, TypeError, ValueError):  # a group that torch.distributed has not made
+        return False
 
+
+# At the top of the module and without a closure: a model that waits for its first pass can be copied and pickled.
+@untraced
+def _compress_first(model: DistributedDataParallel, _: Any) -> None:
+    if not (torch.is_grad_enabled() and model.require_backward_grad_sync):
+        return
+    hooks = model._forward_pre_hooks
+    for key in [key for key, hook in hooks.items() if hook is _compress_first]:
+        del hooks[key]
+    from cgx.torch.ddp import compress, handle_of
+
+    if handle_of(model) is not None:
+        return
     if getattr(model, "_comm_hooks", ()):
         _LOG.info("this DDP model has a communication hook of the script's own; cgx leaves it alone")
         return
-    devices = {parameter.device.type for parameter in model.module.parameters()}
-    if wanted == _AUTO and devices - {"cpu"}:
-        _LOG.warning("cgx leaves a model on %s alone: this version compresses on the CPU only", sorted(devices))
-        return
-    setattr(model, _HANDLE, compress(model, wanted))
+    compress(model, _wanted(model.process_group))

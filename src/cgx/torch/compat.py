@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
+from cgx.core.env import restart_count
 from cgx.core.spec import Dtype
 
 DTYPES: dict[torch.dtype, Dtype] = {
@@ -40,7 +41,8 @@ def new_lane(group: dist.ProcessGroup) -> Any:
     ranks = tuple(dist.get_process_group_ranks(group))
     number = _lanes_opened[ranks]
     _lanes_opened[ranks] += 1
-    store = PrefixStore(f"cgx/{ranks}/{number}", dist.distributed_c10d._get_default_store())
+    # torchrun's store outlives the ranks it starts again: their addresses of before are still in it.
+    store = PrefixStore(f"cgx/{restart_count()}/{ranks}/{number}", dist.distributed_c10d._get_default_store())
     return dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout=timeout_of(group))
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, final
+from weakref import WeakKeyDictionary, finalize
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,6 @@ from cgx.torch.tensors import check_tensor
 from cgx.torch.tuner import Tuner, auto_plans
 
 _LOG = logging.getLogger("cgx")
-_ATTRIBUTE = "_cgx_hook"
 AUTO = "auto"
 _FIRST_BUCKET_NBYTES = 1 << 20  # DDP's default, so that the first reduction starts early
 
@@ -43,7 +43,11 @@ class _Hook:
         self._is_registered = False
         self._index = self._last_index = 0
         self._reduced: set[str] = set()
-        setattr(model, _ATTRIBUTE, self)
+        _hooks[model] = self
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """A copy of the model gets none of this: it has connections of its own to open."""
+        return type(None), ()
 
     def register(self, model: DistributedDataParallel) -> None:
         """Puts the hook on the model, once and for all: DDP has no way to take one off.
@@ -55,7 +59,7 @@ class _Hook:
         try:
             model.register_comm_hook(self, _reduce_bucket)
         except RuntimeError as error:
-            delattr(model, _ATTRIBUTE)
+            del _hooks[model]
             raise SpecError(
                 "this DDP model has a communication hook already, and DDP allows one: remove it or leave out cgx "
                 f"({error})"
@@ -108,7 +112,9 @@ class _Hook:
             return
         name = handle.name(parameter)
         is_first = not self._reduced or name in self._reduced  # a step begins where a gradient comes again
-        self._reduced = {name} if is_first else self._reduced | {name}
+        if is_first:
+            self._reduced.clear()
+        self._reduced.add(name)
         method = _method(handle, session, [name], gradient, is_first=is_first)
         if gradient.is_sparse or (method is None and session.throttle_bit_s is None):
             session.count_native(gradient)
@@ -122,6 +128,16 @@ class _Hook:
         if bucket.is_last():
             self._last_index = bucket.index()
         return bucket.index() >= self._last_index - 1
+
+
+# Beside the models, not on them: they can still be copied and pickled.
+_hooks: WeakKeyDictionary[DistributedDataParallel, _Hook] = WeakKeyDictionary()
+
+
+def handle_of(model: DistributedDataParallel) -> Handle | None:
+    """The handle of a compressed model; None for others."""
+    hook = _hooks.get(model)
+    return None if hook is None else hook.handle
 
 
 def _timed(
@@ -234,15 +250,20 @@ def compress(
             f"cgx.compress needs a torch.nn.parallel.DistributedDataParallel model, found {type(model).__name__}; wrap "
             "the model in DDP first, or use cgx.all_reduce in a loop that reduces gradients by hand"
         )
-    hook: _Hook | None = getattr(model, _ATTRIBUTE, None)
+    hook = _hooks.get(model)
     if hook is not None and hook.handle is not None:
         _LOG.info("this model is compressed already; cgx.compress changes nothing. Call remove() on its handle first")
         return hook.handle
     named = dict(model.module.named_parameters())
-    for name, parameter in named.items():
-        check_tensor(name, parameter)
-    parameters = [Parameter(n, tuple(p.shape), DTYPES.get(p.dtype, str(p.dtype))) for n, p in named.items()]
     is_auto, inside = how == AUTO, parse_spec(intra)
+    devices = {parameter.device.type for parameter in named.values()} - {"cpu"}
+    if is_auto and devices:
+        _LOG.warning("cgx leaves a model on %s alone: this version compresses on the CPU only", sorted(devices))
+        how, is_auto = OFF, False
+    else:
+        for name, parameter in named.items():
+            check_tensor(name, parameter)
+    parameters = [Parameter(n, tuple(p.shape), DTYPES.get(p.dtype, str(p.dtype))) for n, p in named.items()]
     if is_auto and error_feedback:
         raise SpecError(
             "error feedback is asked for with how='auto', which changes specs and algorithms on the way, so residuals "
@@ -278,8 +299,9 @@ def compress(
             if not tuner.is_worth_a_hook:
                 session.close()
                 session = None
-    hook.handle = Handle(session, names, hook, tuner)
-    return hook.handle
+    handle = hook.handle = Handle(session, names, hook, tuner)
+    finalize(model, handle.remove).atexit = False  # a framework drops models without a word
+    return handle
 
 
 def _loads_to_come(model: DistributedDataParallel, session: Session, names: Mapping[int, str]) -> list[Load]:

@@ -42,15 +42,24 @@ class Handle:
     ) -> None:
         self.session, self._names, self._door, self.tuner = session, names, door, tuner
         self._loads: dict[tuple[str, ...], Load] = {}
+        self._counts: dict[str, Mapping[str, int]] = {}
+        self._last: Report | None = None
 
     def report(self) -> Report:
-        """Totals of this rank so far (zeros when nothing is compressed); ``print(handle.report())`` shows a table."""
+        """Totals of this rank so far (zeros when nothing is compressed); ``print(handle.report())`` shows a table.
+
+        After ``remove`` they are what they were then.
+        """
+        if self._last is not None:
+            return self._last
         auto = None if self.tuner is None else self.tuner.report()
         if self.session is None:
             return Report(self._door.group.size(), 0, 0, 0, 0, 0.0, {OFF: len(self._names)}, None, auto)
-        specs = self.session.plans[self.session.method.plan if auto is None else auto.choice]
-        plan = count_specs({name: specs[name] for name in self._names.values()})
-        return replace(self.session.report(), auto=auto, plan=plan)
+        plan = self.session.method.plan if auto is None else auto.choice
+        if plan not in self._counts:
+            specs = self.session.plans[plan]
+            self._counts[plan] = count_specs({name: specs[name] for name in self._names.values()})
+        return replace(self.session.report(), auto=auto, plan=self._counts[plan])
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state: plan, reduction counters, residuals (fp32) and what ``auto`` decided.
@@ -112,6 +121,7 @@ class Handle:
 
     def remove(self) -> None:
         """Back to exact gradients: the hook stays (DDP cannot drop one) and all-reduces as stock DDP does."""
+        self._last = self.report()
         session, self.session = self.session, None
         if self._door.handle is self:
             self._door.handle = None

@@ -2,6 +2,7 @@
 
 # No postponed evaluation of annotations here: DDP inspects the hook's.
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -14,7 +15,7 @@ from cgx.core.env import original_setting
 from cgx.core.plan import Parameter
 from cgx.core.spec import EXACT, PhaseSpecs, Uniform
 from cgx.errors import CgxError, SpecError
-from cgx.telemetry.summary import Report
+from cgx.telemetry.summary import Report, count_specs
 from cgx.torch.compat import DTYPES
 from cgx.torch.endings import raise_at_end, settle_at_end
 from cgx.torch.method import GIVEN
@@ -88,7 +89,7 @@ class CGXState:
         """Totals of this rank so far; zeros before the first gradient, and at 32 bits, where torch reduces alone."""
         if self._session is None:
             return Report(self.group.size(), 0, 0, 0, 0, 0.0, {}, None)
-        return self._session.report()
+        return replace(self._session.report(), plan=count_specs(self._session.plans[GIVEN]))
 
     def close(self) -> None:
         """Ends the connections; the hook opens new ones if it is called again."""
@@ -98,7 +99,15 @@ class CGXState:
             session.close()
 
     def reduce_bucket(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Averages a bucket over the ranks; errors reach the caller of ``backward()``."""
+        """Averages a bucket over the ranks; errors reach the caller of ``backward()``.
+
+        Raises:
+            SpecError: DDP reduces gradients one by one (its Python reducer, for compiled autograd).
+        """
+        if not isinstance(bucket, GradBucket):
+            raise SpecError(
+                "cgx_hook takes DDP's buckets, found a single gradient, as compiled autograd gives it; use cgx.compress"
+            )
         if self.specs == EXACT:
             return allreduce_hook(self.group, bucket)
         buffer = bucket.buffer()
