@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, final
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,11 +12,13 @@ from torch._C._distributed_c10d import PrefixStore
 from cgx.torch.automatic import watch
 
 
-@final
-class CgxProcessGroup(dist.ProcessGroup):
-    """A process group that overrides nothing: every collective is the native engine's, and exact.
+def make_group(store: Any, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+    """What torch calls for the backend ``cgx``: every collective is the native engine's, and exact.
 
-    Only the gradients of DDP models that are built on it are compressed, by their hook.
+    Only the gradients of DDP models that are built on the group are compressed, by their hook.
+
+    The group is torch's own class. A subclass in Python holds the interpreter's lock while it hands work to Gloo, whose
+    threads take that lock with their queue locked: both then wait for ever (docs/adr/0010).
 
     Args:
         store: Where ranks meet.
@@ -24,24 +26,15 @@ class CgxProcessGroup(dist.ProcessGroup):
         size: Ranks of the group.
         timeout: Of every collective.
     """
-
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(rank, size)  # type: ignore[call-arg]  # the stubs know one constructor of two
-        cpu = dist.ProcessGroupGloo(PrefixStore("cpu", store), rank, size, timeout=timeout)
-        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, cpu)
-        if torch.cuda.is_available() and dist.is_nccl_available():
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = timeout
-            nccl = dist.ProcessGroupNCCL(PrefixStore("cuda", store), rank, size, options)
-            self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
-
-    def getBackendName(self) -> str:  # torch's name
-        """The name of the backend."""
-        return "cgx"
-
-
-def make_group(store: Any, rank: int, size: int, timeout: timedelta) -> CgxProcessGroup:
-    """What torch calls for the backend ``cgx``; DDP models are watched from here on."""
     watch()
-    return CgxProcessGroup(store, rank, size, timeout)
+    kinds = dist.ProcessGroup.BackendType
+    group: Any = dist.ProcessGroup(store, rank, size)
+    group._set_default_backend(kinds.GLOO)
+    gloo = dist.ProcessGroupGloo(PrefixStore("cpu", store), rank, size, timeout=timeout)
+    group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
+    if torch.cuda.is_available() and dist.is_nccl_available():
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        nccl = dist.ProcessGroupNCCL(PrefixStore("cuda", store), rank, size, options)
+        group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
+    return group  # type: ignore[no-any-return]
