@@ -27,6 +27,7 @@ from rich.progress import track
 from rich.table import Table
 from scipy.stats import t as student
 
+from cgx.core.env import CODEC_THREADS
 from cgx.testbed import Hosts, parse_rate
 
 SCRIPTS = Path(__file__).parent / "door_scripts"
@@ -124,7 +125,7 @@ def train(hosts: Hosts, door: Door, seed: int, folder: Path) -> Run:
     argvs = [
         [sys.executable, *door.launcher, *options, f"--node-rank={host}", str(path), str(seed)] for host in range(2)
     ]
-    env = {"OMP_NUM_THREADS": "1", "CGX_CODEC_THREADS": "1", "GLOO_SOCKET_IFNAME": hosts.interface}
+    env = {"OMP_NUM_THREADS": "1", CODEC_THREADS: "1", "GLOO_SOCKET_IFNAME": hosts.interface}
     env |= {"PYTHONPATH": str(SCRIPTS), "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
     env |= {"CGX": door.variable} if door.variable else {}
     counted: dict[tuple[str, int], int] = {}

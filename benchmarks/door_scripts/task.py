@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-STEPS, BATCH, BLOCK = 200, 8, 64
+STEPS, BATCH, BLOCK = 150, 8, 64
 LEARNING_RATE = 2e-3
 
 

@@ -104,10 +104,13 @@ class CgxKwargs(DistributedDataParallelKwargs):
             load_from_beside(handle, path_of)
 
     def _places(self, models: list[nn.Module], folder: str) -> Iterator[tuple[Callable[[int], Path], Handle]]:
+        # accelerate keeps the model as it was before DDP, or as a compiler wrapped it.
+        handles = {id(model.module): handle for model, handle in self._handles.items()}
         for at, model in enumerate(models):
-            wrapper = getattr(model, "_orig_mod", model)  # of torch.compile
-            if isinstance(wrapper, DistributedDataParallel) and wrapper in self._handles:
-                yield partial(_path, folder, at), self._handles[wrapper]
+            inner = getattr(model, "_orig_mod", model)
+            inner = inner.module if isinstance(inner, DistributedDataParallel) else inner
+            if id(inner) in handles:
+                yield partial(_path, folder, at), handles[id(inner)]
 
 
 def _path(folder: str, at: int, rank: int) -> Path:
