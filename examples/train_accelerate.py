@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from cgx.adapters.accelerate import CgxKwargs  # the first line
 
-accelerator = Accelerator(cpu=not torch.cuda.is_available(), gradient_accumulation_steps=2)
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
 cgx = CgxKwargs("uniform:4").attach(accelerator)  # the second, before prepare
 
 torch.manual_seed(0)

@@ -24,14 +24,15 @@ def train() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    from cgx.torch.ddp import handle_of  # only to show that it worked
+    if rank == 0:
+        from cgx.torch.ddp import handle_of  # only to show that it worked
 
-    handle = handle_of(model)
-    ray.train.report({"loss": loss.item(), "ratio": 1.0 if handle is None else handle.report().ratio})
+        handle = handle_of(model)
+        ratio = 1.0 if handle is None else handle.report().ratio
+        print(f"loss {loss.item():.3f}, {ratio:.1f}x fewer bytes")
 
 
 if __name__ == "__main__":
     ray.init(runtime_env={"env_vars": {"CGX": "uniform:4"}})
-    trainer = TorchTrainer(train, scaling_config=ScalingConfig(num_workers=2), run_config=RunConfig(name="cgx-digits"))
-    metrics = trainer.fit().metrics
-    print(f"loss {metrics['loss']:.3f}, {metrics['ratio']:.1f}x fewer bytes")
+    scaling = ScalingConfig(num_workers=2)
+    TorchTrainer(train, scaling_config=scaling, run_config=RunConfig(name="cgx-digits")).fit()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -124,3 +126,49 @@ def test_numbers_reach_a_tracker(tmp_path: Path) -> None:
     line = json.loads((tmp_path / "lines.json").read_text())
     assert line["step"] == 5
     assert line["cgx/ratio"] > 6
+
+
+def misused(rank: int) -> None:
+    prepare(rank)
+    from accelerate import Accelerator
+    from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
+
+    import cgx
+    from cgx.adapters.accelerate import CgxKwargs
+
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(bucket_cap_mb=1)])
+    with pytest.raises(cgx.SpecError, match="pass their arguments to CgxKwargs"):
+        CgxKwargs("uniform:4").attach(accelerator)
+    with pytest.raises(cgx.SpecError, match="comm_hook=fp16"):
+        CgxKwargs("uniform:4", comm_hook=DDPCommunicationHookType.FP16)
+
+
+def test_what_would_be_lost_is_refused() -> None:
+    run_processes(misused, 2, timeout_seconds=110.0)
+
+
+def prepared_again(rank: int, folder: Path) -> int:
+    """A model is prepared, dropped (out of memory, say) and prepared again."""
+    prepare(rank)
+    from accelerate import Accelerator
+
+    from cgx.adapters.accelerate import CgxKwargs
+
+    accelerator = Accelerator(cpu=True)
+    handler = CgxKwargs("uniform:4").attach(accelerator)
+    for _ in range(3):
+        model = accelerator.prepare(mlp())
+        model(torch.ones(2, 64)).sum().backward()
+        threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("cgx-session")]
+        assert len(threads) == 1, threads
+        (model,) = accelerator.free_memory(model)
+        gc.collect()
+    model = accelerator.prepare(mlp())
+    accelerator.save_state(str(folder))
+    accelerator.wait_for_everyone()
+    return len(handler.handles)
+
+
+def test_a_model_that_was_dropped_leaves_nothing(tmp_path: Path) -> None:
+    assert run_processes(prepared_again, 2, tmp_path, timeout_seconds=110.0) == [1, 1]
+    assert sorted(path.name for path in tmp_path.glob("cgx-*")) == ["cgx-0-0.pt", "cgx-0-1.pt"]

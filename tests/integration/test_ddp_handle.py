@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import logging
+import pickle
+import threading
 from typing import Any
 
 import pytest
@@ -12,8 +15,9 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
 import cgx
+from cgx.torch.ddp import handle_of
 from tests.harness import run_processes
-from tests.integration.training import SMALL, digest, step, wrapped
+from tests.integration.training import SMALL, all_equal, digest, step, wrapped
 from tests.integration.zoo import mlp
 
 
@@ -158,3 +162,38 @@ def saved_and_loaded(rank: int) -> None:
 
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing() -> None:
     run_processes(saved_and_loaded, 2)
+
+
+def copied(rank: int) -> list[str]:
+    """Copies and pickles of a compressed model are stock DDP models; the original goes on."""
+    model = wrapped()
+    cgx.compress(model, "uniform:4")
+    step(model, rank, 0)
+    twin = copy.deepcopy(model)
+    loaded = pickle.loads(pickle.dumps(model))
+    for other in (twin, loaded, model):
+        step(other, rank, 1)
+    assert handle_of(twin) is None
+    assert handle_of(loaded) is None
+    assert handle_of(model).report().reductions == 2
+    return [digest(other.parameters()) for other in (twin, loaded, model)]
+
+
+def test_a_compressed_model_can_be_copied_and_pickled() -> None:
+    results = run_processes(copied, 2)
+    assert all_equal(results)
+    twin, loaded, model = results[0]
+    assert twin == loaded != model
+
+
+def dropped(rank: int) -> list[str]:
+    model = wrapped()
+    cgx.compress(model, "uniform:4")
+    step(model, rank, 0)
+    del model
+    gc.collect()
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("cgx-session")]
+
+
+def test_a_dropped_model_ends_its_session() -> None:
+    assert run_processes(dropped, 2) == [[], []]
