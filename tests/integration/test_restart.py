@@ -63,8 +63,10 @@ from torch.nn.parallel import DistributedDataParallel
 from cgx.torch.ddp import handle_of
 
 folder, attempt = sys.argv[1], int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-dist.init_process_group("gloo")
-rank = dist.get_rank()
+rank = int(os.environ["RANK"])
+# The launcher's store still has the addresses of the dead, which stock Gloo may take for those of the living.
+store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+dist.init_process_group("gloo", store=dist.PrefixStore(f"attempt {attempt}", store), rank=rank, world_size=2)
 torch.manual_seed(0)
 model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
