@@ -19,16 +19,19 @@ from cgx.core.wire import row_nbytes
 from cgx.errors import SpecError
 from cgx.policies.base import Floats
 
-# Variance of an element's error in squared steps. Dithered: exactly that of a uniform error, whatever the input.
-# Stochastic: f (1 - f) for the fraction f between two levels, averaged over f. Nearest and stochastic thus assume steps
-# that are small beside the distribution, which real gradients fulfil from some three bits on.
+# Variance of an element's error in squared steps. Dithered: that of a uniform error, whatever the input. Stochastic:
+# f (1 - f) for the fraction f between two levels, averaged over f, and nearest likewise; so both assume steps that are
+# small beside the distribution, which holds within some 5 % from three bits on and fails at one.
 _VARIANCE: dict[Rounding, float] = {"nearest": 1 / 12, "dithered": 1 / 12, "stochastic": 1 / 6}
+# Stochastic and nearest rounding reproduce a block's minimum and maximum. Under bf16 scales these lie on levels only
+# while steps are wide beside what the scales were rounded by.
+_MAX_BITS_OF_EXACT_ENDS = {"fp32": 8, "bf16": 5}
 # bf16 has 8 significant bits and scales are rounded outward: by half a unit of 2**-7 / m on average for a mantissa m,
 # which is 2**-8 / (2 ln 2) = 0.28 % for the step, and as much of |low|, about half the range; squared, (1.0042)**2.
 _OUTWARD = {"fp32": 1.0, "bf16": 1.0085}
 # To bf16, round to nearest: (2**-7)**2 / 12 of the squared power of two below an element, which is on average
-# 2 ln 2 / 3 of its square.
-_CAST = 2.0**-14 / 12 * 2 * math.log(2) / 3
+# 3 / (8 ln 2) of its square.
+_CAST = 2.0**-14 / 12 * 3 / (8 * math.log(2))
 
 
 @final
@@ -96,7 +99,9 @@ def predict_pass_error(spec: Spec, ranges: Ranges, *, dtype: Dtype = "fp32") -> 
             if block_size not in ranges.squared:
                 raise SpecError(f"{spec}: the ranges of blocks of {sorted(ranges.squared)} elements are known")
             step_squared = ranges.squared[block_size] / float(2**bits - 1) ** 2
-            return _VARIANCE[rounding] * _OUTWARD[scale] * step_squared
+            has_exact_ends = rounding != "dithered" and bits <= _MAX_BITS_OF_EXACT_ENDS[scale]
+            rounded = 1 - 2 / block_size if has_exact_ends else 1.0
+            return _VARIANCE[rounding] * _OUTWARD[scale] * rounded * step_squared
 
 
 def predict_mean_error(

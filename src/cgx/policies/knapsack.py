@@ -56,6 +56,7 @@ def solve(costs: Floats, weights: Floats, max_weight: float, *, cell: float) -> 
     return None
 
 
+@np.errstate(over="ignore")  # a sum of costs beyond all numbers is a cost like infinity
 def _fill(costs: Floats, cells: Ints, size: int) -> tuple[Floats, NDArray[np.int16]]:
     """Least cost by cells spent at most, and the option of each layer behind it."""
     best = np.zeros(size)

@@ -12,6 +12,7 @@ from cgx.policies.base import Floats, Ints, Table
 _ROUNDING = 1 - 1e-12  # sums here are in another order than those that judge the result
 
 
+@np.errstate(over="ignore")  # a sum beyond all numbers is infinite: a candidate that does not serve all
 def find_ladder(table: Table) -> list[int]:
     """Candidates that serve all layers, from the fewest bytes in total to the most.
 
@@ -55,8 +56,9 @@ def repair(table: Table, start: Sequence[int] | Ints, max_error: float, *, group
     """
     count = int(groups.max()) + 1
     nbytes, errors = (np.zeros((count, len(table.candidates))) for _ in range(2))
-    np.add.at(nbytes, groups, table.nbytes)
-    np.add.at(errors, groups, table.errors)
+    with np.errstate(over="ignore"):
+        np.add.at(nbytes, groups, table.nbytes)
+        np.add.at(errors, groups, table.errors)
     current = np.zeros(count, np.int64)
     current[groups] = start
     limit, rows = max_error * _ROUNDING, np.arange(count)
