@@ -21,6 +21,7 @@ from tests.architecture.sources import PACKAGE, ROOT
         ("brand_new", "import torch.distributed", "torch"),
         ("kernels", "import triton", "triton"),
         ("torch", "import rich", "demo"),
+        ("policies", "import sklearn", "demo"),
         ("testbed", "import numpy", "testbed"),
     ],
 )

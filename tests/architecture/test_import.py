@@ -10,7 +10,7 @@ import pytest
 from tests.architecture.sources import PACKAGE
 
 HEAVY = ("torch", "numba", "jax", "triton")
-TORCH_FREE = ("core", "errors", "telemetry", "testbed", "kernels", "compressors", "collectives")
+TORCH_FREE = ("core", "errors", "telemetry", "testbed", "kernels", "compressors", "policies", "collectives")
 
 _FOOTPRINT = """
 import atexit, json, logging, os, pathlib, random, signal, sys, threading, warnings

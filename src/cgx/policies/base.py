@@ -165,10 +165,11 @@ def choose(
     if fault := find_fault(table):
         return keep(table, previous, fault)
     limit = table.default_error if max_error is None else max_error
+    # Of equals the first is taken: what is in use stays.
     options = [
-        (policy.propose(pin_silent(table), limit), "smallest found within the error budget"),
         (previous, "nothing smaller than the previous choice was found within the error budget"),
         (table.default_choice, "nothing smaller than the default was found within the error budget"),
+        (policy.propose(pin_silent(table), limit), "smallest found within the error budget"),
     ]
     found = [make_choice(table, indices, limit, reason) for indices, reason in options if indices is not None]
     fitting = [choice for choice in found if choice.fits]

@@ -55,7 +55,7 @@ class KimadPlus:
                 (indices, f"the first of previous, default and smallest that fits: {fault}") for indices, _ in options
             ]
         else:
-            options.insert(0, (self._propose(table, max_nbytes), "least error found within the byte budget"))
+            options.append((self._propose(table, max_nbytes), "least error found within the byte budget"))
         found = [
             replace(make_choice(table, indices, math.inf, reason), fits=table.nbytes_of(indices) <= max_nbytes)
             for indices, reason in options
@@ -63,8 +63,9 @@ class KimadPlus:
         ]
         fitting = [choice for choice in found if choice.fits]
         if not fitting:
-            reason = f"no choice is within the budget of {max_nbytes:.0f} bytes: the smallest has {found[-1].nbytes}"
-            return replace(found[-1], reason=reason)
+            smallest = min(found, key=lambda choice: choice.nbytes)
+            reason = f"no choice is within the budget of {max_nbytes:.0f} bytes: the smallest has {smallest.nbytes}"
+            return replace(smallest, reason=reason)
         return fitting[0] if fault else min(fitting, key=lambda choice: (choice.error, choice.nbytes))
 
     def _propose(self, table: Table, max_nbytes: float) -> Sequence[int] | None:

@@ -64,9 +64,11 @@ def repair(table: Table, start: Sequence[int] | Ints, max_error: float, *, group
     limit, rows = max_error * _ROUNDING, np.arange(count)
 
     def move(price: Floats, is_allowed: NDArray[np.bool_]) -> bool:
-        if not is_allowed.any():
+        # A price can overflow to infinity; the least is taken of those allowed, so each move makes progress.
+        allowed = np.flatnonzero(is_allowed)
+        if not len(allowed):
             return False
-        group, candidate = divmod(int(np.where(is_allowed, price, np.inf).argmin()), price.shape[1])
+        group, candidate = divmod(int(allowed[price.reshape(-1)[allowed].argmin()]), price.shape[1])
         current[group] = candidate
         return True
 
