@@ -40,7 +40,7 @@ from cgx.cli.bench.fidelity import nmse
 from cgx.cli.demo.models import TASKS, Task, find_tasks
 from cgx.collectives.layout import cut
 from cgx.compressors.registry import compressor_for
-from cgx.core.plan import Parameter, choose_specs
+from cgx.core.plan import How, Parameter, choose_specs
 from cgx.core.random import GATHER, SCATTER, name_hash, parameter_keys, stream
 from cgx.core.segments import Segment
 from cgx.core.spec import PhaseSpecs, Spec, Uniform, parse_spec, parse_specs
@@ -111,10 +111,10 @@ class Row:
 
 @final
 class OnePass:
-    """Encodes and decodes whole gradients with one spec, as they travel: vectors and small tensors exact."""
+    """Encodes and decodes whole gradients as they travel; under one spec for all, vectors and small tensors exact."""
 
-    def __init__(self, spec: Spec, parameters: Sequence[Parameter]) -> None:
-        chosen = choose_specs(PhaseSpecs(spec, spec), parameters)
+    def __init__(self, how: How, parameters: Sequence[Parameter]) -> None:
+        chosen = choose_specs(how, parameters)
         self.segments = [Segment(p.name, p.shape, "fp32", chosen[p.name]) for p in parameters]
         self.numel = sum(segment.numel for segment in self.segments)
         (piece,) = cut(self.segments, 1, piece_nbytes=4 * self.numel).pieces

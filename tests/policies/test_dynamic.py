@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cgx.errors import SpecError
 from cgx.policies.base import Table, add_up, choose, find_fault, pin_silent
 from cgx.policies.kimad import KimadPlus
 from cgx.policies.knapsack import solve
@@ -81,6 +82,13 @@ def test_what_must_be_paid_is_not_rounded() -> None:
     assert choose(LGreco(cells=10), table).nbytes < 0.95 * table.nbytes_of(table.default_choice)
 
 
+def test_choices_that_fit_but_for_rounding_are_found() -> None:
+    """Each of three options takes two cells of the budget's three, yet they weigh 3.3 together."""
+    costs, weights = np.array([[1.0, 0.0]] * 3), np.array([[0.0, 1.1]] * 3)
+    assert solve(costs, weights, 3.3000001, cell=1.0) == (1, 1, 1)
+    assert sum(solve(costs, weights, 3.2999999, cell=1.0) or ()) == 2
+
+
 @pytest.mark.parametrize("room", [0.0, 1e-320])
 def test_a_budget_without_room_gives_the_lightest(room: float) -> None:
     costs, weights = np.array([[1.0, 2.0, 3.0]]), np.array([[5.0, 4.0, 4.0]])
@@ -127,6 +135,13 @@ def test_more_bandwidth_never_means_more_error(cells: int) -> None:
     assert len(found) > 40
     assert found == sorted(found, reverse=True)
     assert found[-1] == add_up(min(layer.errors) for layer in table.layers)
+    assert KimadPlus(cells).choose(table, math.inf).error == found[-1]
+
+
+@pytest.mark.parametrize("budget", [-1.0, math.nan])
+def test_a_byte_budget_is_a_number_of_at_least_zero(budget: float) -> None:
+    with pytest.raises(SpecError, match="byte budget"):
+        KimadPlus().choose(model_like(2), budget)
 
 
 def test_kimad_is_the_dual_of_l_greco() -> None:

@@ -187,8 +187,8 @@ def test_specs_of_a_choice() -> None:
     assert choice.specs(table) == {f"l{i}": CANDIDATES[index] for i, index in enumerate(choice.indices)}
 
 
-@pytest.mark.parametrize("max_error", [-1.0, math.nan])
-def test_a_budget_is_a_number_of_at_least_zero(max_error: float) -> None:
+@pytest.mark.parametrize("max_error", [-1.0, math.nan, math.inf])
+def test_a_budget_is_a_finite_number_of_at_least_zero(max_error: float) -> None:
     with pytest.raises(SpecError, match="error budget"):
         choose(POLICIES["linear"], model_like(2), max_error=max_error)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +21,7 @@ def test_repair_keeps_the_budget_and_leaves_nothing_that_fits(data: st.DataObjec
     if find_fault(table):
         return
     start = data.draw(st.tuples(*[st.integers(0, len(table.candidates) - 1)] * len(table.layers)))
-    budget = alpha * table.default_error
+    budget = min(alpha * table.default_error, sys.float_info.max)
     found = repair(table, start, budget, groups=np.arange(len(start))).tolist()
     error, nbytes = table.error_of(found), table.nbytes_of(found)
     if table.error_of(most_accurate(table)) > budget * (1 - 1e-9):

@@ -157,11 +157,11 @@ def choose(
         previous: The choice in use, on the same layers and candidates.
 
     Raises:
-        SpecError: The budget is not a number of at least zero, or ``previous`` belongs to another table.
+        SpecError: The budget is not a finite number of at least zero, or ``previous`` belongs to another table.
     """
     check_previous(table, previous)
-    if max_error is not None and not max_error >= 0:
-        raise SpecError(f"an error budget is a number of at least zero, found {max_error!r}")
+    if max_error is not None and not 0 <= max_error < math.inf:
+        raise SpecError(f"an error budget is a finite number of at least zero, found {max_error!r}")
     if fault := find_fault(table):
         return keep(table, previous, fault)
     limit = table.default_error if max_error is None else max_error

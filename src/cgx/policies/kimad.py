@@ -9,6 +9,7 @@ from typing import final
 
 import numpy as np
 
+from cgx.errors import SpecError
 from cgx.policies.base import Choice, Table, check_previous, find_fault, make_choice
 from cgx.policies.knapsack import solve
 
@@ -42,8 +43,10 @@ class KimadPlus:
             previous: The choice in use.
 
         Raises:
-            SpecError: ``previous`` belongs to another table.
+            SpecError: The budget is not a number of at least zero, or ``previous`` belongs to another table.
         """
+        if not max_nbytes >= 0:
+            raise SpecError(f"a byte budget is a number of at least zero, found {max_nbytes!r}")
         check_previous(table, previous)
         options: list[tuple[Sequence[int] | None, str]] = [
             (previous, "nothing more accurate than the previous choice was found within the byte budget"),
@@ -70,11 +73,8 @@ class KimadPlus:
 
     def _propose(self, table: Table, max_nbytes: float) -> Sequence[int] | None:
         nbytes, errors = table.nbytes.astype(np.float64), table.errors
-        # An infinite error would be a cost like any other where nothing else is left.
-        nbytes[~np.isfinite(errors)] = np.inf
-        largest = np.where(np.isfinite(nbytes), nbytes, 0).max(axis=1)
-        span = float(largest.sum() - nbytes.min(axis=1).sum())
-        return solve(errors, nbytes, max_nbytes, cell=max(1.0, span / self.cells))
+        largest, smallest = (float(each.sum()) for each in (nbytes.max(axis=1), nbytes.min(axis=1)))
+        return solve(errors, nbytes, min(max_nbytes, largest), cell=max(1.0, (largest - smallest) / self.cells))
 
 
 def _find_smallest(table: Table) -> tuple[int, ...]:
