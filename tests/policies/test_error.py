@@ -17,6 +17,7 @@ from cgx.policies.error import (
     relative_error_by_tensor,
     sampling_noise,
     squared_error,
+    step_error,
 )
 
 SIZES = st.lists(st.integers(0, 300), min_size=1, max_size=5).filter(any)
@@ -57,7 +58,9 @@ def test_relative_measures_do_not_depend_on_the_unit_of_the_gradient(sizes: list
     found = relative_error_by_block(error * by, exact * by, extents)
     assert found == relative_error_by_block(error, exact, extents)
     v = exact**2
-    assert preconditioned_error(error * by, v * by**2, eps=0) == preconditioned_error(error, v, eps=0)
+    assert step_error(error * by, v * by**2, eps=0) == step_error(error, v, eps=0)
+    found = preconditioned_error(error * by, exact * by, v * by**2, eps=0)
+    assert found == pytest.approx(preconditioned_error(error, exact, v, eps=0))
 
 
 def test_measures_agree_where_all_scales_are_one() -> None:
@@ -66,9 +69,10 @@ def test_measures_agree_where_all_scales_are_one() -> None:
         relative_error(error, exact),
         relative_error_by_tensor(error, exact, extents),
         relative_error_by_block(error, exact, extents),
-        preconditioned_error(error, exact**2, eps=0.0),
+        step_error(error, exact**2, eps=0.0),
+        preconditioned_error(error, exact, exact**2, eps=0.0),
     ]
-    assert measures == pytest.approx([0.01] * 4)
+    assert measures == pytest.approx([0.01] * 5)
 
 
 def test_noise_of_one_size_counts_more_where_gradients_are_small() -> None:
@@ -79,6 +83,9 @@ def test_noise_of_one_size_counts_more_where_gradients_are_small() -> None:
     assert relative_error_by_tensor(error, exact, halves) == pytest.approx(0.5, rel=0.01)
     assert relative_error_by_tensor(error, exact, [slice(0, 256)]) == pytest.approx(2e-4, rel=0.01)
     assert relative_error_by_block(error, exact, [slice(0, 256)]) == pytest.approx(0.5, rel=0.01)
+    # Adam's step is as wrong as it is large in the second half; that half does a hundredth of the work.
+    assert step_error(error, exact**2, eps=0.0) == pytest.approx(0.5, rel=0.01)
+    assert preconditioned_error(error, exact, exact**2, eps=0.0) == pytest.approx(0.01, rel=0.01)
 
 
 def test_without_gradient_or_elements_there_is_an_answer() -> None:

@@ -59,8 +59,8 @@ def relative_error_by_block(error: Floats, exact: Floats, extents: Sequence[slic
     return _mean_over_runs(error, exact, starts)
 
 
-def preconditioned_error(error: Floats, second_moment: Floats, *, eps: float) -> float:
-    """Mean over elements of ``(error / (sqrt(v) + eps))**2``: the error as Adam feels it.
+def step_error(error: Floats, second_moment: Floats, *, eps: float) -> float:
+    """Mean over elements of ``(error / (sqrt(v) + eps))**2``: how far the step of Adam is off, all elements alike.
 
     Its step is ``lr * m / (sqrt(v) + eps)`` and linear in ``m``, so this is the squared error of the step it takes, in
     units of ``lr**2``, had it no momentum. (For plain SGD and for momentum the step's error is ``squared_error``.)
@@ -71,6 +71,23 @@ def preconditioned_error(error: Floats, second_moment: Floats, *, eps: float) ->
         eps: Adam's.
     """
     return squared_error(error / (np.sqrt(second_moment) + eps)) / error.size
+
+
+def preconditioned_error(error: Floats, exact: Floats, second_moment: Floats, *, eps: float) -> float:
+    """``sum(error**2 / (sqrt(v) + eps)) / sum(exact**2 / (sqrt(v) + eps))``: the relative error in Adam's own norm.
+
+    A step along ``-g / sqrt(v)`` lowers the loss by ``lr * sum(g**2 / sqrt(v))`` to first order, so this weighs what
+    is wrong in an element as its gradient is weighed in the progress of training. ``step_error`` instead counts an
+    element that contributes nothing like any other.
+
+    Args:
+        error: Shape (elements,).
+        exact: Shape (elements,).
+        second_moment: Adam's ``v`` with its bias corrected, shape (elements,).
+        eps: Adam's.
+    """
+    weight = 1 / np.sqrt(np.sqrt(second_moment) + eps)
+    return _ratio(squared_error(error * weight), squared_error(exact * weight))
 
 
 def sampling_noise(squared_norms: Floats, mean_squared_norm: float) -> float:
