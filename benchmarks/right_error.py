@@ -1,8 +1,10 @@
 """Which measure of the error of a gradient predicts what the error costs in loss?
 
 Two small models train on 4 virtual ranks: a byte-level GPT with AdamW, and the convolutional net of `cgx demo` with SGD
-and momentum. The same seeds train with the exact mean, through compressed reductions of several specs, and with noise
-put on the exact mean in several shapes, so that the measures disagree about what is large:
+and momentum, at a fixed rate from where it has settled, on digits of which 30 % bear a label drawn anew each time.
+(Otherwise it would learn them by heart, its gradient vanish, and no noise cost anything.) The same seeds train with the
+exact mean, through compressed reductions of several specs, and with noise put on the exact mean in several shapes, so
+that the measures disagree about what is large:
 
 all      noise of one size for all elements
 tensor   in proportion to the root mean square of the element's tensor
@@ -29,9 +31,11 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, final
 
@@ -42,9 +46,11 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import rankdata
 from torch import nn
+from torch.nn import functional
+from torch.optim import Optimizer
 
 from cgx.cli.demo.models import TASKS, Task
-from cgx.cli.demo.models.data import digits
+from cgx.cli.demo.models.data import digits, generator
 from cgx.cli.demo.models.gpt import ByteGPT
 from cgx.policies.error import (
     preconditioned_error,
@@ -58,6 +64,7 @@ from cgx.torch.virtual import Reduced, VirtualGroup
 
 RANKS = 4
 BLOCK = 128
+DRAWN_LABELS = 0.3  # share
 BETA2, EPS = 0.95, 1e-8  # of the GPT's AdamW; for the convolutional net, of the Adam it does not use
 EVERY = 4  # steps between two measurements
 FIRST = 24  # step measured: before, Adam's second moment is the square of very few gradients
@@ -68,27 +75,69 @@ SPECS = (
     "uniform:1/block=32", "uniform:1", "uniform:2", "uniform:2/block=1024", "uniform:3/block=32", "uniform:3/block=512",
     "uniform:4", "uniform:4/block=65536", "uniform:6/block=65536",
 )  # fmt: skip
-# Until the loss shows them: with SGD the size of its steps follows no noise, so it bears a hundred times more.
+# Until the loss shows them.
 LEVELS = {
     "gpt": {"all": (0.003, 0.02, 0.1), "tensor": (0.03, 0.1, 0.3), "block": (0.1, 0.3, 1.0), "adam": (0.1, 0.3, 1.0)},
-    "convnet": {"all": (3.0, 15.0, 60.0), "tensor": (3.0, 15.0, 60.0), "block": (3.0, 15.0, 60.0),
-                "adam": (1.0, 4.0, 15.0)},
+    "convnet": {"all": (1.0, 5.0, 25.0), "tensor": (1.0, 5.0, 25.0), "block": (1.0, 5.0, 25.0),
+                "adam": (0.1, 0.3, 1.0)},
 }  # fmt: skip
 OPTIMIZERS = {"gpt": "AdamW", "convnet": "SGD with momentum"}
 
 Floats = NDArray[np.float64]
 
 
-def _all_digits() -> list[Any]:
-    # What noise does to training shows in the loss on all images; on the held-out ones alone it drowns.
-    images, labels, more_images, more_labels = digits()
-    return [(images, labels), (more_images, more_labels)]
+def _doubtful_digits(seed: int, rank: int, step: int) -> Any:
+    """A batch in which some labels are drawn at random, anew each time: its gradients never vanish."""
+    images, labels = TASKS["convnet"].batch(seed, rank, step)
+    random = generator(seed, rank, step + 10**6)
+    is_drawn = torch.from_numpy(random.random(len(labels)) < DRAWN_LABELS)
+    return images, torch.where(is_drawn, torch.from_numpy(random.integers(0, 10, len(labels))), labels)
 
 
-def tasks() -> dict[str, Task]:
+@torch.no_grad()
+def _expected_loss(model: nn.Module) -> float:
+    """The exact expectation of what training on `_doubtful_digits` minimises."""
+    images, labels, _, _ = digits()
+    return float(functional.cross_entropy(model(images), labels, label_smoothing=DRAWN_LABELS))
+
+
+def _text_loss(model: nn.Module) -> float:
+    return TASKS["gpt"].evaluate(model).loss
+
+
+@final
+@dataclass(frozen=True)
+class Setup:
+    """How a model trains.
+
+    Args:
+        task: Model, data, optimizer, and the steps of a run.
+        evaluate: The loss of a model.
+        exact_steps: Steps with the exact mean before the run begins, at a rate that rises and stays: from random
+            weights the convolutional net finds its way the faster the more noise it gets. Then noise has a price.
+        evaluations: The final loss is the mean of so many, after each of the last steps.
+    """
+
+    task: Task
+    evaluate: Callable[[nn.Module], float]
+    exact_steps: int = 0
+    evaluations: int = 1
+
+    def rate_factor(self, step: int, steps: int) -> float:
+        """Return the factor on the peak learning rate at `step`, which is negative before the run."""
+        if self.exact_steps:
+            return min(1.0, (step + self.exact_steps + 1) / self.task.warm_up_steps)
+        return self.task.learning_rate_factor(step, steps)
+
+
+def setups() -> dict[str, Setup]:
     """Return both models, small enough for many runs."""
     small = replace(TASKS["gpt"], build=lambda: ByteGPT(width=64, layers=2), steps=150)
-    return {"gpt": small, "convnet": replace(TASKS["convnet"], held_out=_all_digits, steps=150)}
+    convnet = replace(TASKS["convnet"], batch=_doubtful_digits, steps=80)
+    return {
+        "gpt": Setup(small, _text_loss),
+        "convnet": Setup(convnet, _expected_loss, exact_steps=150, evaluations=20),
+    }
 
 
 @final
@@ -129,14 +178,38 @@ def _rms(exact: Floats, starts: NDArray[np.int64]) -> Floats:
     return np.repeat(np.sqrt(np.add.reduceat(exact**2, starts) / counts), counts)
 
 
+@cache
+def _start(model_name: str, seed: int) -> tuple[nn.Module, Optimizer]:
+    """Return the model as runs find it, with its optimizer; to be copied."""
+    setup = setups()[model_name]
+    torch.manual_seed(seed)
+    model = setup.task.build()
+    optimizer = setup.task.optimizer(model)
+    group = VirtualGroup(model, RANKS, EXACT)
+    peaks = [parameters["lr"] for parameters in optimizer.param_groups]
+    for step in range(-setup.exact_steps, 0):
+        _set_rate(optimizer, peaks, setup.rate_factor(step, 1))
+        group.backward(setup.task.loss, _batches(setup, seed, step))
+        optimizer.step()
+    _set_rate(optimizer, peaks, 1.0)
+    return model, optimizer
+
+
+def _set_rate(optimizer: Optimizer, peaks: Sequence[float], factor: float) -> None:
+    for parameters, peak in zip(optimizer.param_groups, peaks, strict=True):
+        parameters["lr"] = peak * factor
+
+
+def _batches(setup: Setup, seed: int, step: int) -> list[Any]:
+    return [setup.task.batch(seed, rank, step + setup.exact_steps) for rank in range(RANKS)]
+
+
 def train(run: Run) -> dict[str, Any]:
     """Train one model; return its final loss and the mean of each measure."""
     torch.set_num_threads(1)
     start = time.monotonic()
-    task = tasks()[run.model]
-    torch.manual_seed(run.seed)
-    model = task.build()
-    optimizer = task.optimizer(model)
+    setup = setups()[run.model]
+    model, optimizer = deepcopy(_start(run.model, run.seed))  # together: the copies belong to each other
     peaks = [group["lr"] for group in optimizer.param_groups]
     is_noise = run.how.startswith("noise:")
     group = VirtualGroup(model, RANKS, EXACT if is_noise else run.how, seed=run.seed)
@@ -147,10 +220,10 @@ def train(run: Run) -> dict[str, Any]:
     second: Floats = np.zeros(sum(p.numel() for p in model.parameters()))
     second_of_exact = second
     seen: dict[str, list[float]] = defaultdict(list)
+    losses = []
     for step in range(run.steps):
-        for parameters, peak in zip(optimizer.param_groups, peaks, strict=True):
-            parameters["lr"] = peak * task.learning_rate_factor(step, run.steps)
-        reduced = group.backward(task.loss, [task.batch(run.seed, rank, step) for rank in range(RANKS)])
+        _set_rate(optimizer, peaks, setup.rate_factor(step, run.steps))
+        reduced = group.backward(setup.task.loss, _batches(setup, run.seed, step))
         if noise is not None:
             before = reduced.exact**2 if step == 0 else second / (1 - BETA2**step)
             reduced.mean[:] = reduced.exact + noise(reduced, before)
@@ -162,11 +235,13 @@ def train(run: Run) -> dict[str, Any]:
             for name, value in _measure(reduced, second / bias, second_of_exact / bias).items():
                 seen[name].append(value)
         optimizer.step()
+        if step >= run.steps - setup.evaluations:
+            losses.append(setup.evaluate(model))
     found = {name: float(np.mean(values)) for name, values in seen.items()}
     if found:  # a ratio of means: single estimates of the noise are unsure
         found["extra noise"] = found["absolute"] / found.pop("noise")
     return {
-        "model": run.model, "how": run.how, "seed": run.seed, "steps": run.steps, "loss": task.evaluate(model).loss,
+        "model": run.model, "how": run.how, "seed": run.seed, "steps": run.steps, "loss": float(np.mean(losses)),
         "measures": found, "seconds": round(time.monotonic() - start, 1),
     }  # fmt: skip
 
@@ -198,7 +273,7 @@ def runs_of(models: Sequence[str], seeds: int, steps: int | None) -> list[Run]:
     for seed in range(seeds):
         for model in models:
             noises = [f"noise:{shape}:{level}" for shape, levels in LEVELS[model].items() for level in levels]
-            count = steps or tasks()[model].steps
+            count = steps or setups()[model].task.steps
             made += [Run(model, how, seed, count) for how in (EXACT, *SPECS, *noises)]
     return made
 

@@ -199,10 +199,13 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     differences = _differences(rows)
     for colour, (name, points) in zip(_LOSS_COLOURS, differences.items(), strict=False):  # none without trainings
         sizes = sorted(points)
-        axes.plot(sizes, [np.mean(points[s]) for s in sizes], color=colour, marker="o", markersize=4, label=name)
+        axes.plot(
+            sizes, [np.mean(points[s]) for s in sizes], color=colour, marker="o", markersize=4, alpha=0.8, label=name
+        )
     axes.set_title("byte-level GPT with AdamW: final loss minus that of the exact mean", fontsize=11, loc="left")
     axes.set_ylabel("nats")
-    axes.legend(frameon=False, fontsize=8)
+    axes.set_yscale("symlog", linthresh=1e-3)
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     _frame(axes, sorted(next(iter(differences.values()), {})))
     figure.savefig(path, dpi=130)
 
