@@ -194,7 +194,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         else:
             axes.tick_params(axis="y", labelleft=False)
         _frame(axes, sorted(noise))
-    axes = figure.add_subplot(grid[1, :])
+    axes = figure.add_subplot(grid[1, :2])
     axes.axhline(0, color=_NOISE_COLOUR, linewidth=1)
     differences = _differences(rows)
     for colour, (name, points) in zip(_LOSS_COLOURS, differences.items(), strict=False):  # none without trainings
@@ -205,7 +205,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     axes.set_title("byte-level GPT with AdamW: final loss minus that of the exact mean", fontsize=11, loc="left")
     axes.set_ylabel("nats")
     axes.set_yscale("symlog", linthresh=1e-3)
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.02, 0.5)).set_in_layout(False)
     _frame(axes, sorted(next(iter(differences.values()), {})))
     figure.savefig(path, dpi=130)
 
