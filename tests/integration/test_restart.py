@@ -9,12 +9,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import cgx
 from tests.harness import run_processes
-from tests.integration.training import all_equal, batch, digest
+from tests.integration.training import all_equal, digest, step
 from tests.integration.zoo import mlp
 
 
@@ -25,12 +24,7 @@ def cell(rank: int, how: str | None) -> str:
     if how is not None:
         assert cgx.compress(model, how) is cgx.compress(model, how)
     for number in range(3):
-        model.zero_grad()
-        x, y = batch(rank, number)
-        nn.functional.cross_entropy(model(x), y).backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= 0.05 * parameter.grad
+        step(model, rank, number)
     return digest(model.parameters())
 
 

@@ -219,7 +219,8 @@ def compress(
         throttle_bit_s: Model a link of this many bits per second, to see what compression would gain on it.
         piece_nbytes: Gradient bytes that move through the pipeline together; None chooses by the size of the bucket.
         algorithm: ``scatter_reduce`` (any size), ``all_gather`` (one step: small messages, few ranks),
-            ``hierarchical`` (several ranks a node) or ``ring``; of no account when ``how`` is ``"auto"``.
+            ``hierarchical`` (several ranks a node) or ``ring`` (few ranks: its error grows with their number); of no
+            account when ``how`` is ``"auto"``.
         intra: Spec that the hierarchical algorithm uses inside a node.
 
     Returns:
